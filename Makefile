@@ -1,0 +1,78 @@
+# Each target does its own set-up: a virtual environment in .venv with the package and its tools.
+# All that must be there before is Python 3.11 or newer with venv.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+JOBS ?= 2
+PACK := build/demo-pack
+
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test nightly wheel lint format types coverage clean distclean
+
+help:
+	@echo 'make demo      make a golden pack, check a good kernel and a broken one against it'
+	@echo 'make test      run the tests, JOBS=$(JOBS) at a time'
+	@echo 'make nightly   run the tests that take minutes'
+	@echo 'make wheel     build the distribution and test it in an environment of its own'
+	@echo 'make lint      check style and types'
+	@echo 'make format    put the source in its standard form'
+	@echo 'make coverage  run the tests and show the lines that none of them reaches'
+	@echo 'make clean     remove what the targets above left, distclean the environment too'
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@./.ci/environment $(VENV)
+	@echo '== Installing flamia-ref with its development tools in $(VENV), a minute or two'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: setup
+	@echo '== 1 of 3: making a golden pack, $(PACK)'
+	@$(BIN)/flamia-ref golden make $(PACK) --recipe flamia-mxfp8-folded --suite smoke --force
+	@echo
+	@echo '== 2 of 3: checking a kernel that is right, the simulator itself'
+	@$(BIN)/flamia-ref golden check $(PACK) --kernel examples.kernels:simulator
+	@echo
+	@echo '== 3 of 3: checking a kernel with one scale byte of V off by one'
+	@status=0; \
+	$(BIN)/flamia-ref golden check $(PACK) --kernel examples.kernels:v_scale_off_by_one \
+		|| status=$$?; \
+	if [ $$status -ne 1 ]; then \
+		echo "demo: expected exit status 1, a mismatch, but got $$status" >&2; exit 1; \
+	fi
+	@echo
+	@echo '== As it should: the first kernel passed, the second was found out (exit status 1).'
+
+test: setup
+	@echo '== Testing, $(JOBS) at a time'
+	@$(BIN)/python -m pytest -n $(JOBS)
+
+nightly: setup
+	@$(BIN)/python -m pytest -m nightly -n $(JOBS)
+
+wheel: setup
+	@echo '== Building the distribution and testing it away from the checkout'
+	@$(BIN)/python -m pytest -m wheel
+
+lint: setup
+	@echo '== Checking style'
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@echo '== Checking types'
+	@$(BIN)/mypy
+
+format: setup
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+coverage: setup
+	@$(BIN)/python -m pytest -n $(JOBS) --cov --cov-report=term
+
+clean:
+	@rm -rf build dist *.egg-info .cache .coverage .coverage.* htmlcov \
+		.hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+distclean: clean
+	@rm -rf $(VENV)

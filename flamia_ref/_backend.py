@@ -1,0 +1,241 @@
+"""All the compatibility there is between numpy and JAX.
+
+A numerical function of this package is written once, for the array library of its input. Under numpy it runs as it
+reads. Under JAX it is compiled, batched and traced. What the two libraries spell differently, or get wrong, is here and
+nowhere else:
+
+- XLA on CPU changes float32 results (it contracts ``a * b - c`` and flushes subnormals), so array code handles a
+  float32 value as its uint32 bits; `flamia_ref._float32` has the operations.
+- 64-bit types exist in JAX only inside `jit` of this module, which enters them as a scope and leaves the caller's
+  setting alone. No 64-bit JAX array leaves a public function.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any, TypeVar, cast
+
+import ml_dtypes
+import numpy as np
+
+Array = Any  # a numpy or a JAX array
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_BITS = {
+    np.dtype(np.float64): np.uint64,
+    np.dtype(np.float32): np.uint32,
+    np.dtype(np.float16): np.uint16,
+    np.dtype(ml_dtypes.bfloat16): np.uint16,
+}
+
+
+def is_jax(x: object) -> bool:
+    """Whether `x` is a JAX array or tracer. Does not import JAX."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(x, jax.Array)
+
+
+def is_traced(x: object) -> bool:
+    """Whether `x` is a JAX tracer: an array whose values are not known yet."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(x, jax.core.Tracer)
+
+
+def device(x: object) -> object | None:
+    """The device that a JAX array is on, or None for numpy arrays, tracers and arrays spread over devices."""
+    if not is_jax(x) or is_traced(x):
+        return None
+    devices = cast(Any, x).devices()
+    return next(iter(devices)) if len(devices) == 1 else None
+
+
+def on_host(*xs: object) -> bool:
+    """Whether all `xs` have values that the CPU holds: numpy arrays, or JAX arrays on a CPU."""
+    places = [device(x) for x in xs if is_jax(x)]
+    return all(place is not None and cast(Any, place).platform == "cpu" for place in places)
+
+
+def _leaves(x: object) -> Iterable[object]:
+    if isinstance(x, (tuple, list)):
+        for item in x:
+            yield from _leaves(item)
+    else:
+        yield x
+
+
+def uses_jax(*xs: object) -> bool:
+    """Whether a JAX array is among `xs`, looking into tuples and lists."""
+    return any(is_jax(leaf) for leaf in _leaves(xs))
+
+
+def namespace(*xs: object) -> ModuleType:
+    """The array library that `xs` belong to: `jax.numpy` if any of them is a JAX array, else `numpy`."""
+    if uses_jax(*xs):
+        import jax.numpy
+
+        return jax.numpy
+    return np
+
+
+def jit(function: Function | None = None, *, static: Sequence[str] = ()) -> Function:
+    """Decorate a numerical function: plain on numpy arrays, compiled with 64-bit types in scope on JAX arrays.
+
+    `static` names keyword arguments that select code rather than carry numbers; they must be hashable.
+    """
+    if function is None:
+        return cast(Function, functools.partial(jit, static=static))
+    plain = function
+
+    @functools.cache
+    def compiled() -> Callable[..., Any]:
+        import jax
+
+        return cast("Callable[..., Any]", jax.jit(plain, static_argnames=tuple(static)))
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not uses_jax(args, list(kwargs.values())):
+            with np.errstate(all="ignore"):
+                return plain(*args, **kwargs)
+        import jax
+
+        with jax.enable_x64(True):
+            return compiled()(*args, **kwargs)
+
+    return cast(Function, call)
+
+
+def bits(x: Array) -> Array:
+    """The bit patterns of a float array, as unsigned integers of the same width."""
+    unsigned = _BITS[np.dtype(x.dtype)]
+    if is_jax(x):
+        import jax
+
+        return jax.lax.bitcast_convert_type(x, unsigned)
+    return x.view(unsigned)
+
+
+def from_bits(x: Array, dtype: Any) -> Array:
+    """The float array of `dtype` that has the bit patterns `x`."""
+    if is_jax(x):
+        import jax
+
+        return jax.lax.bitcast_convert_type(x, dtype)
+    return np.asarray(x).view(dtype)
+
+
+def bit_length(x: Array) -> Array:
+    """Bits needed to write each uint32 of `x`: int32, 0 for 0."""
+    if is_jax(x):
+        import jax
+
+        return 32 - jax.lax.clz(x).astype(np.int32)
+    return np.frexp(x.astype(np.float64))[1].astype(np.int32)
+
+
+def gather(x: Array, index: Array, axis: int = 0) -> Array:
+    """Entries of `x` along `axis` at `index`. A host index is checked; a computed one must be in range by construction."""
+    if not is_jax(index):
+        index = np.asarray(index)
+        size = x.shape[axis]
+        if index.size and (int(index.min()) < 0 or int(index.max()) >= size):
+            raise IndexError(f"index {int(index.min())}..{int(index.max())} outside 0..{size - 1}")
+    if uses_jax(x, index):
+        import jax.numpy as jnp
+
+        return jnp.take(jnp.asarray(x), jnp.asarray(index), axis=axis, mode="clip")
+    return np.take(x, index, axis=axis)
+
+
+def scan(step: Callable[[Any, Any], tuple[Any, Any]], state: Any, xs: Sequence[Array]) -> Any:
+    """Carry `state` over the leading axis of all `xs`: a Python loop in numpy, `jax.lax.scan` in JAX. Returns the state."""
+    if uses_jax(state, xs):
+        import jax
+
+        return jax.lax.scan(step, state, tuple(xs))[0]
+    for index in range(len(xs[0])):
+        state, _ = step(state, tuple(x[index] for x in xs))
+    return state
+
+
+def cond(
+    predicate: Array, if_true: Callable[..., Any], if_false: Callable[..., Any], *operands: Any
+) -> Any:
+    """`if_true(*operands)` or `if_false(*operands)` by one boolean: an `if` in numpy, `jax.lax.cond` in JAX."""
+    if uses_jax(predicate, operands):
+        import jax
+
+        return jax.lax.cond(predicate, if_true, if_false, *operands)
+    return if_true(*operands) if predicate else if_false(*operands)
+
+
+def lane_primitive(name: str, function: Function) -> Function:
+    """`function(x, ..., **static)` as one JAX primitive named `name`; plain under numpy.
+
+    The last operand holds the lanes and the result is like it: uint32 of its shape. The other operands have one leading
+    axis of their own, and behind it axes that broadcast against the lanes. `function` keeps to this for any number of
+    lane axes, so that batching adds one.
+    """
+
+    @functools.cache
+    def primitive() -> Any:
+        import jax
+        from jax.extend.core import Primitive
+        from jax.interpreters import batching, mlir
+
+        def with_64_bit_types(*operands: Any, **static: Any) -> Any:
+            with jax.enable_x64(True):
+                return function(*operands, **static)
+
+        def batched(operands: Sequence[Any], axes: Sequence[Any], **static: Any) -> tuple[Any, int]:
+            size = next(
+                x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None
+            )
+            last = len(operands) - 1
+            moved = [
+                jax.numpy.expand_dims(x, min(1, last - place))
+                if axis is None
+                else jax.numpy.moveaxis(x, axis, min(1, last - place))
+                for place, (x, axis) in enumerate(zip(operands, axes, strict=True))
+            ]
+            moved[last] = jax.numpy.broadcast_to(moved[last], (size, *moved[last].shape[1:]))
+            return made.bind(*moved, **static), 0
+
+        made = Primitive(name)
+        made.def_impl(
+            lambda *operands, **static: jax.jit(functools.partial(made.bind, **static))(*operands)
+        )
+        made.def_abstract_eval(
+            lambda *operands, **_: jax.core.ShapedArray(operands[-1].shape, np.uint32)
+        )
+        mlir.register_lowering(made, mlir.lower_fun(with_64_bit_types, multiple_results=False))
+        batching.primitive_batchers[made] = batched
+        return made
+
+    @functools.wraps(function)
+    def call(*operands: Any, **static: Any) -> Any:
+        if not uses_jax(operands):
+            return function(*operands, **static)
+        jnp = namespace(*operands)
+        return primitive().bind(*(jnp.asarray(x) for x in operands), **static)
+
+    return cast(Function, call)
+
+
+def register_value_type(cls: type, data: Sequence[str], meta: Sequence[str]) -> None:
+    """Make the dataclass `cls` a pytree with array fields `data`, once JAX is in use; before that, do nothing."""
+    jax = sys.modules.get("jax")
+    if jax is not None and cls not in _VALUE_TYPES:
+        jax.tree_util.register_dataclass(cls, data_fields=list(data), meta_fields=list(meta))
+        _VALUE_TYPES.add(cls)
+
+
+_VALUE_TYPES: set[type] = set()
+
+
+def host(x: Array) -> np.ndarray[Any, Any]:
+    """`x` as a numpy array. `x` must not be traced."""
+    return np.asarray(x)

@@ -1,0 +1,28 @@
+"""Attention over packed documents by recipes, to the last bit, and in float64."""
+
+from typing import TYPE_CHECKING
+
+from flamia_ref._lazy import attach
+
+if TYPE_CHECKING:
+    from flamia_ref.attention import float64 as float64
+    from flamia_ref.attention.forward_pass import Forward as Forward
+    from flamia_ref.attention.forward_pass import forward as forward
+    from flamia_ref.attention.recipe import Operand as Operand
+    from flamia_ref.attention.recipe import Product as Product
+    from flamia_ref.attention.recipe import Recipe as Recipe
+    from flamia_ref.attention.recipe import Softmax as Softmax
+    from flamia_ref.attention.recipe import Use as Use
+    from flamia_ref.attention.recipes import RECIPES as RECIPES
+    from flamia_ref.attention.stages import FORWARD_STAGES as FORWARD_STAGES
+else:
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {
+            "float64": [],
+            "forward_pass": ["Forward", "forward"],
+            "recipe": ["Operand", "Product", "Recipe", "Softmax", "Use"],
+            "recipes": ["RECIPES"],
+            "stages": ["FORWARD_STAGES"],
+        },
+    )

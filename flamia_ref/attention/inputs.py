@@ -1,0 +1,223 @@
+"""The boundary of attention: what callers gave, checked and brought to bits before work starts."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from flamia_ref import _backend
+from flamia_ref._backend import Array
+from flamia_ref._errors import InputRounded, shown, unknown_name
+from flamia_ref.attention.recipe import Recipe
+from flamia_ref.attention.recipes import RECIPES
+from flamia_ref.formats import BF16, Overflow, encode_bits
+from flamia_ref.packing import Documents
+
+DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
+ALIGNMENTS = ("bottom_right", "top_left")
+_LOG2_E_DIGITS = 80
+
+
+class Inputs(NamedTuple):
+    """Checked inputs of a forward: q, k, v as float32 bits of values in the recipe's input format.
+
+    They are numpy arrays wherever their values are on the host; `library` is what the caller gave.
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    library: ModuleType
+    documents: Documents
+    softmax_scale: float
+
+
+def chosen_recipe(recipe: Recipe | str) -> Recipe:
+    """The recipe that a `recipe` argument means: a `Recipe`, or a name in `RECIPES`."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, str):
+        return RECIPES[recipe]
+    raise TypeError(f"recipe is {shown(recipe)}; it must be a Recipe or a name in RECIPES")
+
+
+def check(
+    q: Any, k: Any, v: Any, recipe: Recipe, *, cu_seqlens: Any, causal: Any, softmax_scale: Any
+) -> Inputs:
+    """Check the arguments of a forward, and bring q, k, v to bits. Raises ValueError or TypeError of one line."""
+    documents, scale = check_shapes(
+        q, k, v, cu_seqlens=cu_seqlens, causal=causal, softmax_scale=softmax_scale, dtypes=DTYPES
+    )
+    if recipe.input != "bf16":
+        raise ValueError(
+            f"recipe {recipe.name} has input format {recipe.input}; only bf16 is computed"
+        )
+    library = _backend.namespace(q)
+    arrays = {"q": q, "k": k, "v": v}
+    if _backend.on_host(q, k, v):
+        arrays = {name: _backend.host(x) for name, x in arrays.items()}
+    q, k, v = (_input_bits(name, x) for name, x in arrays.items())
+    return Inputs(q, k, v, library=library, documents=documents, softmax_scale=scale)
+
+
+def check_shapes(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    cu_seqlens: Any,
+    causal: Any,
+    softmax_scale: Any,
+    dtypes: Iterable[np.dtype[Any]],
+) -> tuple[Documents, float]:
+    """Check everything about the arguments but a recipe. Returns the documents and the softmax scale."""
+    arrays = {"q": q, "k": k, "v": v}
+    for name, x in arrays.items():
+        _check_values(name, x, tuple(dtypes))
+    _check_one_library(arrays)
+    tokens, heads, head_dim = q.shape
+    kv_tokens, kv_heads, _ = k.shape
+    if v.shape != k.shape:
+        raise ValueError(
+            f"k has shape {k.shape} and v {v.shape}; both are (tokens, kv_heads, head_dim)"
+        )
+    if kv_tokens != tokens:
+        raise ValueError(
+            f"q has {tokens} tokens and k {kv_tokens}; packed queries and keys are the same tokens"
+        )
+    if k.shape[2] != head_dim:
+        raise ValueError(f"q has head_dim {head_dim} and k {k.shape[2]}; they must be equal")
+    if 0 in (heads, kv_heads, head_dim):
+        raise ValueError(
+            f"q has shape {q.shape} and k {k.shape}; heads and head_dim must be at least 1"
+        )
+    if heads % kv_heads:
+        raise ValueError(
+            f"q has {heads} heads and k {kv_heads}; the first must be a multiple of the second"
+        )
+    if not isinstance(causal, (bool, np.bool_)):
+        raise TypeError(f"causal is {shown(causal)}; it must be True or False")
+    return Documents.from_cu_seqlens(cu_seqlens, tokens), _checked_scale(softmax_scale, head_dim)
+
+
+def check_trace(trace: Iterable[Any], stages: tuple[str, ...]) -> tuple[str, ...]:
+    """The stage names asked for. Raises ValueError for unknown ones."""
+    if isinstance(trace, str):
+        trace = (trace,)
+    names = tuple(trace)
+    for name in names:
+        if name not in stages:
+            raise unknown_name("stage", name, stages)
+    return names
+
+
+def check_alignment(alignment: Any) -> None:
+    """Refuse anything but the two alignments, which agree where queries and keys are the same tokens."""
+    if alignment not in ALIGNMENTS:
+        raise unknown_name("alignment", alignment, ALIGNMENTS)
+
+
+def refuse_unsupported(what: str, **given: Any) -> None:
+    """Raise ValueError for the first keyword that has a value: `what` does not compute it."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name} is {shown(value)}; {what} has no {name}, leave it None")
+
+
+def score_factor(softmax_scale: float) -> np.uint32:
+    """float32 bits of softmax_scale * log2(e): the exact product rounded once to nearest even.
+
+    Raises ValueError where that is 0, subnormal or infinite.
+    """
+    with localcontext(prec=_LOG2_E_DIGITS):
+        log2_e = Fraction(1 / Decimal(2).ln())
+    exact = Fraction(softmax_scale) * log2_e
+    exponent = math.frexp(softmax_scale)[1] + 1
+    while exact < Fraction(2) ** exponent:
+        exponent -= 1
+    significand = round(
+        exact / Fraction(2) ** (exponent - 23)
+    )  # of a tie, round() takes the even one
+    if significand == 1 << 24:
+        significand, exponent = 1 << 23, exponent + 1
+    if not -126 <= exponent <= 127:
+        raise ValueError(
+            f"softmax_scale is {softmax_scale!r}; times log2(e) it must be a normal float32, about 1e-38 to 2e38"
+        )
+    return np.uint32((exponent + 126 << 23) + significand)
+
+
+def _check_values(name: str, x: Any, dtypes: tuple[np.dtype[Any], ...]) -> None:
+    dtype = getattr(x, "dtype", None)
+    if dtype is None or not (isinstance(x, np.ndarray) or _backend.is_jax(x)):
+        raise TypeError(f"{name} is a {type(x).__name__}; it must be a numpy or JAX array")
+    if np.dtype(dtype) not in dtypes:
+        allowed = " or ".join(dtype.name for dtype in dtypes)
+        raise TypeError(f"{name} holds {np.dtype(dtype).name}; it must be {allowed}")
+    if x.ndim != 3:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be (tokens, heads, head_dim)")
+
+
+def _check_one_library(arrays: dict[str, Any]) -> None:
+    jax_names = [name for name, x in arrays.items() if _backend.is_jax(x)]
+    if jax_names and len(jax_names) < len(arrays):
+        raise TypeError(
+            f"{', '.join(jax_names)} are JAX arrays and the rest numpy; pass all of one library"
+        )
+    devices = {name: _backend.device(x) for name, x in arrays.items()}
+    placed = {device for device in devices.values() if device is not None}
+    if len(placed) > 1:
+        where = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise ValueError(f"inputs are on different devices ({where}); move them to one")
+
+
+def _checked_scale(softmax_scale: Any, head_dim: int) -> float:
+    if softmax_scale is None:
+        return 1 / math.sqrt(head_dim)
+    if _backend.is_traced(softmax_scale):
+        raise TypeError(
+            "softmax_scale is traced; it is part of the recipe's constants, pass a Python float"
+        )
+    if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, (int, float, np.floating)):
+        raise TypeError(f"softmax_scale is {shown(softmax_scale)}; it must be a float")
+    scale = float(softmax_scale)
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"softmax_scale is {scale!r}; it must be finite and above 0")
+    return scale
+
+
+def _input_bits(name: str, x: Array) -> Array:
+    """float32 bits of `x` rounded to bfloat16."""
+    if np.dtype(x.dtype) == np.dtype(ml_dtypes.bfloat16):
+        return _from_bfloat16(x)
+    given = _backend.bits(x)
+    rounded = _to_bfloat16(given)
+    if not _backend.is_traced(x):
+        old, new = _backend.host(given), _backend.host(rounded)
+        finite_or_infinite = (old & 0x7FFFFFFF) <= 0x7F800000
+        changed = int(((old != new) & finite_or_infinite).sum())
+        if changed:
+            warnings.warn(
+                f"{changed} of {old.size} values of {name} are not bfloat16 and were rounded to nearest even",
+                InputRounded,
+                stacklevel=4,
+            )
+    return rounded
+
+
+@_backend.jit
+def _from_bfloat16(x: Array) -> Array:
+    return _backend.bits(x).astype(np.uint32) << np.uint32(16)
+
+
+@_backend.jit
+def _to_bfloat16(x: Array) -> Array:
+    return encode_bits(x, BF16, overflow=Overflow.NATIVE).astype(np.uint32) << np.uint32(16)

@@ -1,0 +1,157 @@
+"""Packs on disk, read as untrusted input: sizes, digests and shapes are checked before use."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+
+import ml_dtypes
+
+from flamia_ref._errors import shown, unknown_name
+from flamia_ref.golden.canonical import sha256
+from flamia_ref.golden.cases import CaseSpec
+from flamia_ref.golden.dataflow import Place, places
+from flamia_ref.golden.files import Tensor, little_endian, read_plain, tensors_from_bytes
+from flamia_ref.golden.manifest import FILE_NAME, MAX_BYTES, CaseEntry, Manifest, RecipeEntry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One case of a pack. Its tensors are read, and their digests checked, on first use.
+
+    `tensors` maps names to read-only arrays of the stored types, in dataflow order: bfloat16 and
+    8-bit codes and scales are unsigned integers. `str(case)` is its name, so a case is an id in
+    pytest.
+    """
+
+    folder: Path
+    entry: CaseEntry
+    recipe: RecipeEntry
+    numerics_version: int = field(repr=False)
+
+    def __str__(self) -> str:
+        return self.entry.name
+
+    @property
+    def name(self) -> str:
+        """The name in the pack: that of the data, a dot, that of the recipe."""
+        return self.entry.name
+
+    @property
+    def spec(self) -> CaseSpec:
+        """The data of the case: lengths, heads, why it exists."""
+        return self.entry.spec
+
+    @property
+    def path(self) -> Path:
+        """The file with the tensors."""
+        return self.folder / self.entry.file
+
+    @cached_property
+    def places(self) -> Mapping[str, Place]:
+        """What each tensor of this case is, in dataflow order."""
+        known = places(self.spec)
+        return MappingProxyType({name: known[name] for name in self.entry.tensors})
+
+    @cached_property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """All tensors by name. Raises ValueError where the file is not what the manifest says."""
+        return MappingProxyType(_checked(self.path, self.entry))
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Return copies of q, k and v in bfloat16, and of cu_seqlens in int32."""
+        made = {name: self.tensors[name].copy().view(ml_dtypes.bfloat16) for name in "qkv"}
+        return made | {"cu_seqlens": self.tensors["cu_seqlens"].copy()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    """A golden pack: iterate over its cases, or index it by the name of one."""
+
+    folder: Path
+    manifest: Manifest
+    cases: Mapping[str, Case]
+
+    def __iter__(self) -> Iterator[Case]:
+        return iter(self.cases.values())
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    def __getitem__(self, name: str) -> Case:
+        if name not in self.cases:
+            raise unknown_name("case", name, self.cases)
+        return self.cases[name]
+
+
+def load(folder: str | os.PathLike[str]) -> Pack:
+    """Open a pack. The manifest and the sizes of all files are checked now, digests on first use.
+
+    Raises ValueError where the folder holds no pack, or a file is missing, is of another size, or
+    is a symbolic link.
+    """
+    root = Path(folder)
+    manifest = read_manifest(root)
+    cases = {}
+    for entry in manifest.cases:
+        path = root / entry.file
+        if path.is_symlink() or not path.is_file():
+            state = "is a symbolic link" if path.is_symlink() else "is missing"
+            raise ValueError(f"{path} {state}; the manifest lists it with {entry.size} bytes")
+        size = path.stat().st_size
+        if size != entry.size:
+            raise ValueError(f"{path} has {size} bytes; the manifest says {entry.size}")
+        cases[entry.name] = Case(
+            folder=root,
+            entry=entry,
+            recipe=manifest.recipes[entry.recipe],
+            numerics_version=manifest.numerics_version,
+        )
+    return Pack(folder=root, manifest=manifest, cases=MappingProxyType(cases))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of a pack.
+
+    Raises ValueError where there is none, or it is damaged.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}; make a pack with `flamia-ref golden make`")
+    path = folder / FILE_NAME
+    if not os.path.lexists(path):
+        raise ValueError(f"{folder} is no golden pack: it has no {FILE_NAME}")
+    data = read_plain(path, limit=MAX_BYTES)
+    try:
+        return Manifest.from_json(data.decode("ascii"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: byte {error.start} is not ASCII; it was changed") from error
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+
+
+def _checked(path: Path, entry: CaseEntry) -> dict[str, Tensor]:
+    data = read_plain(path, limit=entry.size)
+    if len(data) != entry.size:
+        raise ValueError(f"{path} has {len(data)} bytes; the manifest says {entry.size}")
+    stored = tensors_from_bytes(data, source=str(path))
+    for name in stored:
+        if name not in entry.tensors:
+            raise ValueError(f"{path} holds tensor {shown(name)}, which the manifest does not list")
+    tensors = {}
+    for name, listed in entry.tensors.items():
+        if name not in stored:
+            raise ValueError(f"{path} lacks tensor {name}, which the manifest lists")
+        found = stored[name]
+        if (found.dtype, found.array.shape) != (listed.dtype, listed.shape):
+            raise ValueError(
+                f"{path}: tensor {name} is {found.dtype} {list(found.array.shape)}; "
+                f"the manifest says {listed.dtype} {list(listed.shape)}"
+            )
+        if sha256(little_endian(found.array)) != listed.sha256:
+            raise ValueError(f"{path}: tensor {name} was changed since it was written")
+        tensors[name] = found.array
+    if sha256(data) != entry.sha256:
+        raise ValueError(f"{path} was changed since it was written, outside its tensors")
+    return tensors

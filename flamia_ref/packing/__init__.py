@@ -1,0 +1,16 @@
+"""Packed documents: where each begins and ends, and the tiles of work they are cut into."""
+
+from typing import TYPE_CHECKING
+
+from flamia_ref._lazy import attach
+
+if TYPE_CHECKING:
+    from flamia_ref.packing.documents import Documents as Documents
+    from flamia_ref.packing.tiles import QueryTiles as QueryTiles
+    from flamia_ref.packing.tiles import last_visible as last_visible
+    from flamia_ref.packing.tiles import query_tiles as query_tiles
+else:
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {"documents": ["Documents"], "tiles": ["QueryTiles", "last_visible", "query_tiles"]},
+    )

@@ -1,0 +1,70 @@
+"""What a number is: scalar formats, rounding, block formats, scale rules, presets, layouts.
+
+Arrays are numpy or JAX; results come back in the library of the input. Codes are unsigned integers.
+"""
+
+from typing import TYPE_CHECKING
+
+from flamia_ref._lazy import attach
+
+if TYPE_CHECKING:
+    from flamia_ref.formats import layout as layout
+    from flamia_ref.formats.bits import decode_bits as decode_bits
+    from flamia_ref.formats.bits import encode_bits as encode_bits
+    from flamia_ref.formats.block import BlockFormat as BlockFormat
+    from flamia_ref.formats.block import InfinityPolicy as InfinityPolicy
+    from flamia_ref.formats.block import NanPolicy as NanPolicy
+    from flamia_ref.formats.block import ScaleRule as ScaleRule
+    from flamia_ref.formats.block import UnderflowPolicy as UnderflowPolicy
+    from flamia_ref.formats.encoding import decode as decode
+    from flamia_ref.formats.encoding import encode as encode
+    from flamia_ref.formats.presets import PRESETS as PRESETS
+    from flamia_ref.formats.quantizer import BlockTensor as BlockTensor
+    from flamia_ref.formats.quantizer import dequantize as dequantize
+    from flamia_ref.formats.quantizer import quantize as quantize
+    from flamia_ref.formats.quantizer import quantize_bits as quantize_bits
+    from flamia_ref.formats.rounding import Overflow as Overflow
+    from flamia_ref.formats.rounding import Rounding as Rounding
+    from flamia_ref.formats.scalar import BF16 as BF16
+    from flamia_ref.formats.scalar import E2M1 as E2M1
+    from flamia_ref.formats.scalar import E2M3 as E2M3
+    from flamia_ref.formats.scalar import E3M2 as E3M2
+    from flamia_ref.formats.scalar import E4M3 as E4M3
+    from flamia_ref.formats.scalar import E5M2 as E5M2
+    from flamia_ref.formats.scalar import E8M0 as E8M0
+    from flamia_ref.formats.scalar import FORMATS as FORMATS
+    from flamia_ref.formats.scalar import FP16 as FP16
+    from flamia_ref.formats.scalar import FP32 as FP32
+    from flamia_ref.formats.scalar import TF32 as TF32
+    from flamia_ref.formats.scalar import UE4M3 as UE4M3
+    from flamia_ref.formats.scalar import ScalarFormat as ScalarFormat
+    from flamia_ref.formats.scalar import Specials as Specials
+else:
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {
+            "bits": ["decode_bits", "encode_bits"],
+            "block": ["BlockFormat", "InfinityPolicy", "NanPolicy", "ScaleRule", "UnderflowPolicy"],
+            "encoding": ["decode", "encode"],
+            "layout": [],
+            "presets": ["PRESETS"],
+            "quantizer": ["BlockTensor", "dequantize", "quantize", "quantize_bits"],
+            "rounding": ["Overflow", "Rounding"],
+            "scalar": [
+                "BF16",
+                "E2M1",
+                "E2M3",
+                "E3M2",
+                "E4M3",
+                "E5M2",
+                "E8M0",
+                "FORMATS",
+                "FP16",
+                "FP32",
+                "TF32",
+                "UE4M3",
+                "ScalarFormat",
+                "Specials",
+            ],
+        },
+    )

@@ -1,0 +1,42 @@
+"""Named block formats: what real libraries and standards do, bit for bit."""
+
+from flamia_ref._errors import Registry
+from flamia_ref.evidence import Evidence
+from flamia_ref.formats.block import ALL, Block, BlockFormat, InfinityPolicy, NanPolicy, ScaleRule
+from flamia_ref.formats.scalar import E4M3, E8M0
+
+MX_BLOCKS: tuple[Block, ...] = ((1, 32), (32, 1), (32, 32), (1, ALL), (ALL, 1))
+
+TE_MX_E4M3 = BlockFormat(
+    name="te-mx-e4m3",
+    element=E4M3,
+    scale=E8M0,
+    rule=ScaleRule.RCEIL,
+    block=(1, 32),
+    blocks=MX_BLOCKS,
+    nan=NanPolicy.IGNORE,
+    infinity=InfinityPolicy.SATURATE,
+    source="Transformer Engine common/cast/mxfp8/quantize_mxfp8.cuh and util/ptx.cuh",
+    version="d0067d0",
+    evidence=Evidence.SOURCE,
+    out_of_contract='blocks with an extent "all", which Transformer Engine does not have; a build'
+    " with _ENABLE_MXFMA, for blocks of bfloat16 below 2^-100",
+)
+
+OCP_MX_FLOOR_E4M3 = BlockFormat(
+    name="ocp-mx-floor-e4m3",
+    element=E4M3,
+    scale=E8M0,
+    rule=ScaleRule.FLOOR,
+    block=(1, 32),
+    blocks=MX_BLOCKS,
+    nan=NanPolicy.NAN_BLOCK,
+    infinity=InfinityPolicy.NAN_BLOCK,
+    source="OCP Microscaling Formats (MX) Specification section 6.3",
+    version="1.0",
+    evidence=Evidence.SPECIFIED,
+    out_of_contract="blocks with a NaN or an infinity and scales below 2^-127, which the standard"
+    " leaves open: here a NaN block, and 2^-127 (torchao 36027d8 FLOOR does the same)",
+)
+
+PRESETS = Registry("preset", [(preset.name, preset) for preset in (TE_MX_E4M3, OCP_MX_FLOOR_E4M3)])

@@ -1,0 +1,58 @@
+"""How a value between two codes, or beyond the last one, becomes a code."""
+
+from enum import StrEnum
+
+from flamia_ref._errors import unknown_name
+
+
+class Rounding(StrEnum):
+    """What becomes of a value x between two neighbouring values a < x < b of a format.
+
+    Under an unsigned format x is the magnitude. The neighbours are taken as if the exponent had no
+    upper limit; beyond the largest finite value `Overflow` decides.
+    """
+
+    #: The nearer of a and b; at the midpoint the one with the even code.
+    NEAREST_EVEN = "nearest_even"
+    #: The nearer of a and b; at the midpoint the one of larger magnitude.
+    NEAREST_AWAY = "nearest_away"
+    #: The one of smaller magnitude.
+    TOWARD_ZERO = "toward_zero"
+    #: b.
+    UP = "up"
+    #: a.
+    DOWN = "down"
+    #: With n random bits r and f = (|x| - |lo|) / (|hi| - |lo|), where lo and hi are the neighbours
+    #: of smaller and larger magnitude: hi if floor(f 2^n) + r >= 2^n, else lo. n is the width of
+    #: the type of `random_bits`: 8, 16 or 32. Random bits shifted left to fill a wider type give
+    #: the same result. NVIDIA's cvt.rs adds 16 bits to a value in bf16, e4m3, e5m2, e2m3, e3m2 and
+    #: e2m1, and 13 in fp16 (pass these times 8 as uint16); Transformer Engine's fallback for e2m1
+    #: adds 8. Source: PTX ISA 9.1, cvt; Transformer Engine d0067d0, util/ptx.cuh.
+    STOCHASTIC = "stochastic"
+
+
+class Overflow(StrEnum):
+    """What becomes of a value that rounds beyond the largest finite value, and of an infinity."""
+
+    #: The largest finite value, with the sign. CUDA: __NV_SATFINITE.
+    SATURATE = "saturate"
+    #: The format's own answer: infinity with the sign; without infinity NaN, with the sign where
+    #: there is one; without either the largest finite value. A finite value rounded toward zero, or
+    #: up or down toward it, stays finite (IEEE 754-2019 section 7.4). CUDA: __NV_NOSAT.
+    NATIVE = "native"
+
+
+def rounding_of(given: Rounding | str) -> Rounding:
+    """The rounding of that name. Raises ValueError for an unknown one."""
+    try:
+        return Rounding(given)
+    except ValueError:
+        raise unknown_name("rounding", given, Rounding) from None
+
+
+def overflow_of(given: Overflow | str) -> Overflow:
+    """The overflow rule of that name. Raises ValueError for an unknown one."""
+    try:
+        return Overflow(given)
+    except ValueError:
+        raise unknown_name("overflow", given, Overflow) from None

@@ -1,0 +1,1 @@
+"""A slow second implementation of `flamia-mxfp8-folded`, sharing no code with the product."""
