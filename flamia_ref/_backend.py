@@ -16,7 +16,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 import ml_dtypes
 import numpy as np
@@ -80,14 +80,25 @@ def namespace(*xs: object) -> ModuleType:
     return np
 
 
-def jit(function: Function | None = None, *, static: Sequence[str] = ()) -> Function:
+@overload
+def jit(function: Function) -> Function: ...
+
+
+@overload
+def jit(*, static: Sequence[str]) -> Callable[[Function], Function]: ...
+
+
+def jit(function: Any = None, *, static: Sequence[str] = ()) -> Any:
     """Decorate a numerical function: plain on numpy arrays, compiled with 64-bit types in scope on JAX arrays.
 
     `static` names keyword arguments that select code rather than carry numbers; they must be hashable.
     """
     if function is None:
-        return cast(Function, functools.partial(jit, static=static))
-    plain = function
+        return lambda function: _jitted(function, static)
+    return _jitted(function, static)
+
+
+def _jitted(plain: Function, static: Sequence[str]) -> Function:
 
     @functools.cache
     def compiled() -> Callable[..., Any]:
@@ -172,6 +183,47 @@ def cond(
     return if_true(*operands) if predicate else if_false(*operands)
 
 
+def without_gradient(x: Array, message: str) -> Array:
+    """`x`, for a function whose derivative would silently be zero: differentiating it raises TypeError(`message`)."""
+    if not is_traced(x):
+        return x
+    import jax
+
+    @jax.custom_jvp
+    def identity(x: Array) -> Array:
+        return x
+
+    @identity.defjvp
+    def _refuse(primals: Any, tangents: Any) -> Any:
+        raise TypeError(message)
+
+    return identity(x)
+
+
+def _matrix_by_matrix(function: Callable[..., Array], *operands: Array) -> Array:
+    """`function` on the last two lane axes, one after another over the axes before them.
+
+    A CPU works several times faster on lanes that fit its cache, in numpy and in XLA.
+    """
+    *others, lanes = operands
+    shape = lanes.shape
+    if len(shape) <= 2:
+        return function(*operands)
+    xp = namespace(*operands)
+    count = int(np.prod(shape[:-2], dtype=np.int64))
+    rows = []
+    for x in others:
+        wide = xp.broadcast_to(x, (x.shape[0], *shape[:-2], *x.shape[-2:]))
+        rows.append(xp.moveaxis(wide.reshape(x.shape[0], count, *x.shape[-2:]), 1, 0))
+    rows.append(lanes.reshape(count, *shape[-2:]))
+    if not uses_jax(operands):
+        results = [function(*(x[at] for x in rows)) for at in range(count)]
+        return np.array(results, dtype=np.uint32).reshape(shape)
+    import jax
+
+    return jax.lax.map(lambda each: function(*each), tuple(rows)).reshape(shape)
+
+
 def lane_primitive(name: str, function: Function) -> Function:
     """`function(x, ..., **static)` as one JAX primitive named `name`; plain under numpy.
 
@@ -186,9 +238,13 @@ def lane_primitive(name: str, function: Function) -> Function:
         from jax.extend.core import Primitive
         from jax.interpreters import batching, mlir
 
-        def with_64_bit_types(*operands: Any, **static: Any) -> Any:
+        def anywhere(*operands: Any, **static: Any) -> Any:
             with jax.enable_x64(True):
                 return function(*operands, **static)
+
+        def on_cpu(*operands: Any, **static: Any) -> Any:
+            with jax.enable_x64(True):
+                return _matrix_by_matrix(functools.partial(function, **static), *operands)
 
         def batched(operands: Sequence[Any], axes: Sequence[Any], **static: Any) -> tuple[Any, int]:
             size = next(
@@ -211,14 +267,15 @@ def lane_primitive(name: str, function: Function) -> Function:
         made.def_abstract_eval(
             lambda *operands, **_: jax.core.ShapedArray(operands[-1].shape, np.uint32)
         )
-        mlir.register_lowering(made, mlir.lower_fun(with_64_bit_types, multiple_results=False))
+        mlir.register_lowering(made, mlir.lower_fun(anywhere, multiple_results=False))
+        mlir.register_lowering(made, mlir.lower_fun(on_cpu, multiple_results=False), platform="cpu")
         batching.primitive_batchers[made] = batched
         return made
 
     @functools.wraps(function)
     def call(*operands: Any, **static: Any) -> Any:
         if not uses_jax(operands):
-            return function(*operands, **static)
+            return _matrix_by_matrix(functools.partial(function, **static), *operands)
         jnp = namespace(*operands)
         return primitive().bind(*(jnp.asarray(x) for x in operands), **static)
 
@@ -234,6 +291,15 @@ def register_value_type(cls: type, data: Sequence[str], meta: Sequence[str]) -> 
 
 
 _VALUE_TYPES: set[type] = set()
+
+
+def put(x: Array, library: ModuleType) -> Array:
+    """A host array as an array of `library`, without compiling anything for its shape."""
+    if library is np:
+        return x
+    import jax
+
+    return jax.device_put(x)
 
 
 def host(x: Array) -> np.ndarray[Any, Any]:

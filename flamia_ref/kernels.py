@@ -54,7 +54,7 @@ def load(name: str) -> Kernel:
                 f"kernel {name}: there is no module {error.name!r} here or installed"
             ) from error
         raise KernelError(f"kernel {name}: importing it failed: {reason(error)}") from error
-    except (Exception, SystemExit) as error:  # noqa: BLE001  the code is the user's
+    except (Exception, SystemExit) as error:  # the code is the user's
         raise KernelError(f"kernel {name}: importing it failed: {reason(error)}") from error
     found: Any = module
     for part in function.split("."):
@@ -78,7 +78,7 @@ def call(kernel: Kernel, *tensors: Any, case: str, **keywords: Any) -> Mapping[s
     taken = _taken(kernel, keywords, name=name, positional=len(tensors))
     try:
         results = kernel(*tensors, **taken)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  the code is the user's
+    except (Exception, SystemExit) as error:  # the code is the user's
         raise KernelError(f"kernel {name} failed in case {case}: {reason(error)}") from error
     if not isinstance(results, Mapping) or not all(isinstance(key, str) for key in results):
         raise KernelError(

@@ -10,7 +10,7 @@ import numpy as np
 
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
-from flamia_ref.formats.rounding import Overflow, Rounding
+from flamia_ref.formats.rounding import Overflow, Rounding, overflow_of, rounding_of
 from flamia_ref.formats.scalar import ScalarFormat, Specials
 
 _FARTHEST = 4096  # an exponent offset beyond it changes nothing more
@@ -21,8 +21,8 @@ def encode_bits(
     bits: Array,
     target: ScalarFormat,
     *,
-    rounding: Rounding = Rounding.NEAREST_EVEN,
-    overflow: Overflow = Overflow.SATURATE,
+    rounding: Rounding | str = Rounding.NEAREST_EVEN,
+    overflow: Overflow | str = Overflow.SATURATE,
     exponent: Array | None = None,
     random_bits: Array | None = None,
 ) -> Array:
@@ -39,6 +39,7 @@ def encode_bits(
     Returns:
         Codes of `target.code_dtype`, of the shape of `bits`.
     """
+    rounding, overflow = rounding_of(rounding), overflow_of(overflow)
     xp = _backend.namespace(bits, exponent)
     wide = bits.dtype == np.uint64
     word: Any = np.uint64 if wide else np.uint32
@@ -55,12 +56,15 @@ def encode_bits(
         significand = xp.where(field == 0, fraction, fraction | hidden)
         field = xp.maximum(field, np.int32(1))
     else:
-        whole = _backend.bits(fraction.astype(np.float64 if wide else np.float32))
+        # A subnormal's mantissa, as a float of its own, is normalised and never subnormal.
+        signed, float_type = (np.int64, np.float64) if wide else (np.int32, np.float32)
+        whole = _backend.bits(fraction.astype(signed).astype(float_type))
         whole_field = (whole >> word(source_mantissa)).astype(np.int32)
         normalised = whole_field - np.int32(source_bias + source_mantissa - 1)
         significand = xp.where(field == 0, whole & (hidden - word(1)), fraction) | hidden
         significand = xp.where(magnitude == 0, word(0), significand)
         field = xp.where(field == 0, normalised, field)
+        field = xp.where(magnitude == 0, np.int32(-2 * _FARTHEST), field)
     target_field = field + np.int32(target.bias - source_bias)
     if exponent is not None:
         target_field = target_field + xp.clip(exponent, -_FARTHEST, _FARTHEST)
@@ -69,9 +73,9 @@ def encode_bits(
     code = _round(
         significand, target_field, source_mantissa, target, rounding, negative, random_bits
     )
-    if target.has_infinity or (target.has_nan and overflow is Overflow.NATIVE):
-        beyond = code > word(target.max_code >> target.padding_bits)
-    code = xp.minimum(code, word(target.max_code >> target.padding_bits))
+    largest = word(target.max_code >> target.padding_bits)
+    beyond = code > largest
+    code = xp.minimum(code, largest)
     if overflow is Overflow.NATIVE and target.has_nan:
         inward = _rounds_inward(rounding, negative)
         if inward is not None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from flamia_ref._errors import shown
+from flamia_ref._errors import shown, unknown_name
 from flamia_ref.evidence import Evidence
 from flamia_ref.formats.rounding import Overflow, Rounding
 from flamia_ref.formats.scalar import ScalarFormat, Specials
@@ -102,6 +102,11 @@ class BlockFormat:
     out_of_contract: str = ""
 
     def __post_init__(self) -> None:
+        for field, choices in _CHOICES.items():
+            given = getattr(self, field)
+            if given not in list(choices):
+                raise unknown_name(field, given, choices)
+            object.__setattr__(self, field, choices(given))  # a plain string becomes the member
         if self.scale.specials is not Specials.POWER:
             raise ValueError(
                 f"{self.name}: rule {self.rule.value!r} gives powers of two; its scale format is"
@@ -137,6 +142,17 @@ class BlockFormat:
             allowed = ", ".join(map(str, self.blocks))
             raise ValueError(f"{self.name} has no block {shown(block)}; allowed: {allowed}")
         return wanted
+
+
+_CHOICES: dict[str, type[StrEnum]] = {
+    "rule": ScaleRule,
+    "rounding": Rounding,
+    "overflow": Overflow,
+    "nan": NanPolicy,
+    "infinity": InfinityPolicy,
+    "underflow": UnderflowPolicy,
+    "evidence": Evidence,
+}
 
 
 def _extent(given: Any) -> Extent:

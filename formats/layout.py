@@ -34,6 +34,11 @@ def tile_scales_128x4(scales: Array) -> Array:
     codes = as_codes(scales, E8M0)
     if codes.ndim < 2:
         raise ValueError(f"scales are [..., rows, columns], not of shape {codes.shape}")
+    return _tile(codes)
+
+
+@_backend.jit
+def _tile(codes: Array) -> Array:
     *batch, rows, columns = codes.shape
     down, across = -(-rows // _ROWS), -(-columns // _COLUMNS)
     padding = [(0, 0)] * len(batch) + [(0, down * _ROWS - rows), (0, across * _COLUMNS - columns)]
@@ -69,6 +74,13 @@ def untile_scales_128x4(tiled: Array, shape: Any) -> Array:
         raise ValueError(
             f"tiled scales have shape {codes.shape}; scales of shape {wanted} take {expected}"
         )
+    return _untile(codes, wanted)
+
+
+@_backend.jit(static=("shape",))
+def _untile(codes: Array, shape: tuple[int, ...]) -> Array:
+    *batch, rows, columns = shape
+    down, across = -(-rows // _ROWS), -(-columns // _COLUMNS)
     split = codes.reshape((*batch, down, across, 32, 4, _COLUMNS))
     first = len(batch)
     order = (*range(first), first, first + 3, first + 2, first + 1, first + 4)
@@ -91,7 +103,12 @@ def pack_fp4(codes: Array) -> Array:
     checked = as_codes(codes, E2M1)
     if checked.ndim < 1 or checked.shape[-1] % 2:
         raise ValueError(f"pairs of codes are packed; the last of {checked.shape} must be even")
-    pairs = (checked & np.uint8(15)).reshape((*checked.shape[:-1], checked.shape[-1] // 2, 2))
+    return _pack(checked)
+
+
+@_backend.jit
+def _pack(codes: Array) -> Array:
+    pairs = (codes & np.uint8(15)).reshape((*codes.shape[:-1], codes.shape[-1] // 2, 2))
     return pairs[..., 0] | (pairs[..., 1] << np.uint8(4))
 
 
@@ -103,5 +120,11 @@ def unpack_fp4(packed: Array) -> Array:
     whole = as_codes(packed, E8M0)
     if whole.ndim < 1:
         raise ValueError("packed codes have at least one axis")
-    pairs = _backend.namespace(whole).stack((whole & np.uint8(15), whole >> np.uint8(4)), axis=-1)
-    return pairs.reshape((*whole.shape[:-1], 2 * whole.shape[-1]))
+    return _unpack(whole)
+
+
+@_backend.jit
+def _unpack(packed: Array) -> Array:
+    xp = _backend.namespace(packed)
+    pairs = xp.stack((packed & np.uint8(15), packed >> np.uint8(4)), axis=-1)
+    return pairs.reshape((*packed.shape[:-1], 2 * packed.shape[-1]))

@@ -112,12 +112,13 @@ def scale_codes(amax: Array, block_format: BlockFormat) -> Array:
         case ScaleRule.CEIL:
             codes = encode_bits(amax, scale, rounding=Rounding.UP, exponent=offset)
         case ScaleRule.EVEN:
-            # Half a unit of the element's last place: it carries into the exponent or is cut off.
-            rounded = amax + np.uint32(1 << (22 - element.mantissa_bits))
-            rounded = xp.where(amax >= _float32.INFINITY, amax, rounded)
-            codes = encode_bits(rounded, scale, rounding=Rounding.TOWARD_ZERO, exponent=offset)
+            # Half a unit of the element's last place, added to amax, may carry into its exponent.
+            half = np.uint32(1 << (22 - element.mantissa_bits))
+            carry = ((amax + half) >> np.uint32(23)) - (amax >> np.uint32(23))
+            offset = carry.astype(np.int32) + offset
+            codes = encode_bits(amax, scale, rounding=Rounding.TOWARD_ZERO, exponent=offset)
         case ScaleRule.RCEIL:
-            reciprocal = np.reciprocal(np.array(element.max, np.float32)).view(np.uint32)
+            reciprocal = (np.float32(1) / np.float32(element.max)).view(np.uint32)
             d = _float32.multiply(amax, reciprocal)
             codes = encode_bits(d, scale, rounding=Rounding.UP)
     if block_format.infinity is InfinityPolicy.NAN_BLOCK:
@@ -262,7 +263,7 @@ def dequantize(block_tensor: BlockTensor, dtype: Any = np.float32) -> Array:
         raise TypeError("float64 values are numpy, and a traced tensor has none; ask for float32")
     spread = _spread(scales, rows, columns, codes.shape)
     if wanted == np.float32:
-        return by_chunks(lambda *part: _dequantize(*part, block_format), codes, spread)
+        return by_chunks(lambda part, scale: _dequantize(part, scale, block_format), codes, spread)
     values = decode(codes, block_format.element, np.float64)
     return values * decode(spread, block_format.scale, np.float64)
 

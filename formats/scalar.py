@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flamia_ref._errors import Registry, shown
+from flamia_ref._errors import Registry, shown, unknown_name
 
 
 class Specials(StrEnum):
@@ -61,6 +61,9 @@ class ScalarFormat:
     specials: Specials
 
     def __post_init__(self) -> None:
+        if self.specials not in list(Specials):
+            raise unknown_name("specials", self.specials, Specials)
+        object.__setattr__(self, "specials", Specials(self.specials))
         if not 1 <= self.exponent_bits <= 8:
             raise ValueError(f"{self.name}: exponent_bits is {self.exponent_bits}; allowed: 1 to 8")
         if not 0 <= self.mantissa_bits <= 23:

@@ -18,7 +18,8 @@ Operands have K as their leading axis; the axes behind it broadcast against the 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from types import ModuleType
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -89,11 +90,10 @@ def chain(a: Terms, b: Terms, c: Array, instruction: Instruction, product_bits: 
     `a` and `b` are [K, ...lanes] with K a multiple of the instruction's terms and scales already added.
     `product_bits` is the number of fraction bits of a product. NaN operands are the caller's.
     """
-    length = instruction.terms
-    length = instruction.terms
+    length = cast(int, instruction.terms)  # every fused instruction has it
 
     def by_step(x: Array) -> Array:
-        return x.reshape((-1, length, *x.shape[1:]))
+        return x.reshape((x.shape[0] // length, length, *x.shape[1:]))
 
     operands = [by_step(x) for x in (a.significand, a.exponent, b.significand, b.exponent)]
     xp = _backend.namespace(*operands, c)
@@ -104,7 +104,7 @@ def chain(a: Terms, b: Terms, c: Array, instruction: Instruction, product_bits: 
             operands += [by_step(infinite), by_step(terms.negative)]
 
     def step(carry: Array, x: tuple[Array, ...]) -> tuple[Array, None]:
-        total = _fused_sum(*x[:4], carry, instruction, product_bits)
+        total = _fused_sum(x[0], x[1], x[2], x[3], carry, instruction, product_bits)
         if with_infinities:
             some = x[4].any() | x[6].any()
             total = _backend.cond(some, _with_infinities, lambda total, *_: total, total, carry, *x)
@@ -138,7 +138,7 @@ def _fused_sum(
     b_magnitude, b_sign = abs(b).astype(np.uint32), b >> np.int32(31)
     sums = []
     for first in range(0, a.shape[0], _PARTIAL):
-        partial = None
+        partial: Array = None
         for k in range(first, min(first + _PARTIAL, a.shape[0])):
             distance = largest - (a_exponent[k] + b_exponent[k])
             cut = (a_magnitude[k] * b_magnitude[k]) >> xp.minimum(distance, np.int32(31)).astype(
@@ -159,7 +159,7 @@ def _fused_sum(
     return xp.where(field == 255, c, result)
 
 
-def _cut_to_float32(high: Array, low: Array, exponent: Array, xp: object) -> Array:
+def _cut_to_float32(high: Array, low: Array, exponent: Array, xp: ModuleType) -> Array:
     """float32 bits of (high * 2^16 + low) * 2^exponent, cut toward zero; int32 high and low, the sum below 2^40."""
     high = high + (low >> np.int32(16))
     low = low & np.int32(0xFFFF)

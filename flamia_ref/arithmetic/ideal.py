@@ -5,6 +5,8 @@ Operands have K as their leading axis and broadcast against the lanes, as in `fu
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import numpy as np
 
 from flamia_ref import _backend, _float32
@@ -106,7 +108,7 @@ def exact_sum(
     return xp.where(invalid | (positive & minus), _float32.NAN, result)
 
 
-def _round(total: Array, lowest: int, xp: object) -> Array:
+def _round(total: Array, lowest: int, xp: ModuleType) -> Array:
     """float32 bits of the fixed-point number `total` [limbs, ...] in units of 2^lowest, to nearest even."""
     digits, negative = _magnitude(total, xp)
     # From the top: the first three limbs from the leading one, and whether anything nonzero is below them.
@@ -141,7 +143,7 @@ def _round(total: Array, lowest: int, xp: object) -> Array:
     return xp.where(found, result, np.uint32(0))
 
 
-def _magnitude(total: Array, xp: object) -> tuple[list[Array], Array]:
+def _magnitude(total: Array, xp: ModuleType) -> tuple[list[Array], Array]:
     """Limbs (uint64, 32 bits each, lowest first) of |total|, and where it is negative."""
 
     def carried(limbs: list[Array]) -> tuple[list[Array], Array]:

@@ -1,21 +1,22 @@
-"""Matrix products by the rules of an instruction: `fused_dot` row by row, `matmul` for whole matrices.
+"""Matrix products by the rules of an instruction: `fused_dot` row by row, `matmul` as a whole.
 
-Under JAX a whole chain along K is one primitive named `fused_sum`, so that who reads the program sees which lanes depend
-on which operands without looking into integer arithmetic.
+Under JAX a whole chain along K is one primitive named `fused_sum`, so that who reads the program
+sees which lanes depend on which operands without looking into integer arithmetic.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
-from flamia_ref.arithmetic import fused_sum, ideal
+from flamia_ref.arithmetic import fused_sum, ideal, operands
 from flamia_ref.arithmetic.instructions import INSTRUCTIONS, Instruction, Summation
-from flamia_ref.formats import FORMATS, BlockTensor, ScalarFormat
-from flamia_ref.formats import decode_bits
+from flamia_ref.arithmetic.operands import Operand
+from flamia_ref.formats import FORMATS, ScalarFormat, decode_bits
 
 
 def _chain(
@@ -85,12 +86,15 @@ def _matmul(
     b: Array,
     a_scales: Array,
     b_scales: Array,
-    c: Array,
+    c: Array | None,
     *,
     instruction: str,
     a_format: str,
     b_format: str,
 ) -> Array:
+    if c is None:
+        xp = _backend.namespace(a, b)
+        c = xp.zeros((a.shape[0], b.shape[1]), dtype=np.uint32)
     a, a_scales = (x.swapaxes(0, 1)[:, :, None] for x in (a, a_scales))
     b, b_scales = (x[:, None, :] for x in (b, b_scales))
     return chain(
@@ -116,12 +120,6 @@ def _dot(
     )
 
 
-class _Operand(NamedTuple):
-    codes: Array
-    element: ScalarFormat
-    scales: Array | None
-
-
 def fused_dot(
     a: Any,
     b: Any,
@@ -136,31 +134,39 @@ def fused_dot(
 ) -> Array:
     """c[i] + sum over k of a[i, k] b[i, k], row by row, K chained in ascending instruction steps.
 
-    Shapes: `a`, `b` (n, K) element codes, `c_bits` (n,) float32 bits as uint32, scales (n, ceil(K / block)) codes or
-    None. K that is not a whole number of steps is padded with zero codes.
-    Returns: uint32 float32 bits (n,); every NaN is 0x7fffffff.
-    Raises: ValueError or TypeError for shapes, dtypes, formats and scales that the instruction does not take.
+    Args:
+        a: element codes (n, K), or a BlockTensor, which brings its format and scales.
+        b: the same.
+        c_bits: float32 bits (n,), uint32.
+        instruction: an `Instruction` of `INSTRUCTIONS` or its name.
+        a_format: format of the codes of `a`, or its name. Sub-byte codes are one a byte, low bits.
+        b_format: format of the codes of `b`.
+        a_scales: scale codes (n, ceil(K / block)). Instructions without scales take None or (n, 0).
+        b_scales: the same for `b`.
+        scale_format: checked against the instruction's if given.
+
+    Returns:
+        float32 bits (n,), uint32; every NaN is 0x7fffffff. JAX if any array given is, else numpy.
+        K that is not a whole number of steps is padded with zero codes; K of 0 gives `c_bits`.
+
+    Raises:
+        TypeError: for what is no array, or codes, scales or bits of another dtype.
+        ValueError: for shapes, formats, scales or codes that the instruction does not take, or
+            arrays on different devices.
+
     Source: the instruction's own.
     """
-    rules = _rules(instruction)
-    left = _operand("a", a, a_format, a_scales, rules, k_axis=1)
-    right = _operand("b", b, b_format, b_scales, rules, k_axis=1)
+    rules = operands.registered(instruction)
+    left = operands.operand("a", a, a_format, a_scales, rules, k_axis=1, axes="(n, K)")
+    right = operands.operand("b", b, b_format, b_scales, rules, k_axis=1, axes="(n, K)")
     if left.codes.shape != right.codes.shape:
         raise ValueError(
-            f"a has shape {left.codes.shape} and b {right.codes.shape}; fused_dot needs both (n, K)"
+            f"a has shape {left.codes.shape} and b {right.codes.shape}; both must be the same (n, K)"
         )
-    _check_pair(left, right, rules, scale_format)
+    operands.check_pair(left, right, rules, scale_format)
     rows = left.codes.shape[0]
-    _check_array("c_bits", c_bits, (rows,), np.uint32)
-    return _dot(
-        left.codes,
-        right.codes,
-        *_scales(left, right, rows, rows, k_axis=1),
-        c_bits,
-        instruction=rules.name,
-        a_format=left.element.name,
-        b_format=right.element.name,
-    )
+    operands.check_array("c_bits", c_bits, (rows,), np.uint32)
+    return _run(_dot, left, right, (rows, 0), (rows, 0), "c_bits", c_bits, rules)
 
 
 def matmul_bits(
@@ -175,36 +181,44 @@ def matmul_bits(
     b_scales: Array | None = None,
     scale_format: str | ScalarFormat | None = None,
 ) -> Array:
-    """a @ b + c by an instruction's rules, `c` and the result as uint32 float32 bits.
+    """a @ b + c by an instruction's rules, `c` and the result as float32 bits.
 
-    Shapes: `a` (m, K), `b` (K, n) element codes or BlockTensors (which bring format and scales), `a_scales`
-    (m, ceil(K / block)), `b_scales` (ceil(K / block), n), `c` (m, n) or None for +0. K ascends, in instruction steps; K
-    that is not a whole number of steps is padded with zero codes.
-    Returns: uint32 [m, n]; every NaN is 0x7fffffff.
-    Raises: ValueError or TypeError for shapes, dtypes, formats and scales that the instruction does not take.
+    Element (i, j) is `fused_dot` of row i of `a` and column j of `b`.
+
+    Args:
+        a: element codes (m, K), or a BlockTensor, which brings its format and scales.
+        b: element codes (K, n), or a BlockTensor.
+        instruction: an `Instruction` of `INSTRUCTIONS` or its name.
+        c: float32 bits (m, n), uint32; None is +0.
+        a_format: format of the codes of `a`, or its name. Sub-byte codes are one a byte, low bits.
+        b_format: format of the codes of `b`.
+        a_scales: scale codes (m, ceil(K / block)). Instructions without scales take None or (m, 0).
+        b_scales: scale codes (ceil(K / block), n), or None or (0, n).
+        scale_format: checked against the instruction's if given.
+
+    Returns:
+        float32 bits (m, n), uint32; every NaN is 0x7fffffff. JAX if any array given is, else numpy.
+        K that is not a whole number of steps is padded with zero codes; K of 0 gives `c`.
+
+    Raises:
+        TypeError: for what is no array, or codes, scales or bits of another dtype.
+        ValueError: for shapes, formats, scales or codes that the instruction does not take, or
+            arrays on different devices.
+
     Source: the instruction's own.
     """
-    rules = _rules(instruction)
-    left = _operand("a", a, a_format, a_scales, rules, k_axis=1)
-    right = _operand("b", b, b_format, b_scales, rules, k_axis=0)
+    rules = operands.registered(instruction)
+    left = operands.operand("a", a, a_format, a_scales, rules, k_axis=1, axes="(m, K)")
+    right = operands.operand("b", b, b_format, b_scales, rules, k_axis=0, axes="(K, n)")
     if left.codes.shape[1] != right.codes.shape[0]:
         raise ValueError(
-            f"a has shape {left.codes.shape} and b {right.codes.shape}; a needs (m, K) and b (K, n)"
+            f"a has shape {left.codes.shape} and b {right.codes.shape}; they must be (m, K) and (K, n)"
         )
-    _check_pair(left, right, rules, scale_format)
-    shape = (left.codes.shape[0], right.codes.shape[1])
-    if c is None:
-        c = _backend.namespace(left.codes, right.codes).zeros(shape, dtype=np.uint32)
-    _check_array("c", c, shape, np.uint32)
-    return _matmul(
-        left.codes,
-        right.codes,
-        *_scales(left, right, *shape, k_axis=0),
-        c,
-        instruction=rules.name,
-        a_format=left.element.name,
-        b_format=right.element.name,
-    )
+    operands.check_pair(left, right, rules, scale_format)
+    rows, columns = left.codes.shape[0], right.codes.shape[1]
+    if c is not None:
+        operands.check_array("c", c, (rows, columns), np.uint32)
+    return _run(_matmul, left, right, (rows, 0), (0, columns), "c", c, rules)
 
 
 def matmul(
@@ -219,12 +233,9 @@ def matmul(
     b_scales: Array | None = None,
     scale_format: str | ScalarFormat | None = None,
 ) -> Array:
-    """`matmul_bits` with `c` and the result as float32 values. Shapes, errors and source are the same."""
+    """`matmul_bits` with `c` and the result as float32 values; arguments and errors are the same."""
     if c is not None:
-        if np.dtype(getattr(c, "dtype", None)) != np.float32:
-            raise TypeError(
-                f"c holds {getattr(c, 'dtype', type(c).__name__)}; it must be float32 (or use matmul_bits)"
-            )
+        operands.check_dtype("c", c, np.float32, "; matmul_bits takes bits")
         c = _backend.bits(c)
     result = matmul_bits(
         a,
@@ -240,136 +251,29 @@ def matmul(
     return _backend.from_bits(result, np.float32)
 
 
-def _rules(instruction: str | Instruction) -> Instruction:
-    name = instruction.name if isinstance(instruction, Instruction) else instruction
-    return INSTRUCTIONS[name]
-
-
-def _operand(
-    name: str,
-    given: Any,
-    element: str | ScalarFormat | None,
-    scales: Array | None,
+def _run(
+    product: Callable[..., Array],
+    left: Operand,
+    right: Operand,
+    no_a_scales: tuple[int, int],
+    no_b_scales: tuple[int, int],
+    c_name: str,
+    c: Array | None,
     rules: Instruction,
-    *,
-    k_axis: int,
-) -> _Operand:
-    """Codes, format and scales of one operand, checked against the instruction."""
-    codes = given
-    if isinstance(given, BlockTensor):
-        if element is not None or scales is not None:
-            raise ValueError(
-                f"{name} is a BlockTensor, which brings its format and scales; leave {name}_format and {name}_scales out"
-            )
-        if given.tensor_scale is not None:
-            raise ValueError(
-                f"{name} has a tensor scale, which no instruction takes; multiply the result by it instead"
-            )
-        codes, element = given.codes, given.format.element
-        scales = _block_scales(name, given, rules, k_axis)
-    if element is None:
-        if len(rules.operand_formats) > 1:
-            raise ValueError(
-                f"{name}_format is missing; {rules.name} takes {', '.join(rules.operand_formats)}"
-            )
-        element = rules.operand_formats[0]
-    chosen = FORMATS[element] if isinstance(element, str) else element
-    if chosen.name not in rules.operand_formats:
-        raise ValueError(
-            f"{name} is {chosen.name}; {rules.name} takes {', '.join(rules.operand_formats)}"
-        )
-    _check_array(name, codes, (None, None), chosen.code_dtype)
-    if (
-        chosen.bits < 8
-        and not _backend.is_traced(codes)
-        and codes.size
-        and int(codes.max()) >> chosen.bits
-    ):
-        raise ValueError(
-            f"{name} holds code {int(codes.max())}; {chosen.name} codes are below {1 << chosen.bits}, one an element"
-        )
-    if scales is not None and 0 in scales.shape and codes.size:
-        scales = None
-    if scales is not None:
-        if rules.scale_format is None:
-            raise ValueError(
-                f"{name} has scales, and {rules.name} takes none; dequantize first or use a block-scaled instruction"
-            )
-        blocks = -(-codes.shape[k_axis] // rules.scale_block)
-        shape = (codes.shape[0], blocks) if k_axis == 1 else (blocks, codes.shape[1])
-        _check_array(f"{name}_scales", scales, shape, np.uint8)
-    return _Operand(codes, chosen, scales)
-
-
-def _block_scales(name: str, tensor: BlockTensor, rules: Instruction, k_axis: int) -> Array:
-    """The scales of a BlockTensor, one for each row and each of the instruction's blocks along K."""
-    xp = _backend.namespace(tensor.scales)
-    other_axis = 1 - k_axis
-    extents = tensor.codes.shape
-    block = [
-        extent if size > extent else size
-        for size, extent in zip(tensor.block, extents, strict=True)
-    ]
-    along = tensor.block[k_axis]
-    if along % rules.scale_block and along < extents[k_axis]:
-        raise ValueError(
-            f"{name} has blocks of {along} along K; {rules.name} scales blocks of {rules.scale_block}"
-        )
-    scales = xp.repeat(tensor.scales, max(block[other_axis], 1), axis=other_axis)
-    steps = -(-extents[k_axis] // rules.scale_block)
-    scales = xp.repeat(scales, max(-(-along // rules.scale_block), 1), axis=k_axis)
-    cut = [slice(None), slice(None)]
-    cut[k_axis], cut[other_axis] = slice(steps), slice(extents[other_axis])
-    return scales[tuple(cut)]
-
-
-def _check_pair(left: _Operand, right: _Operand, rules: Instruction, scale_format: Any) -> None:
-    if rules.same_formats and left.element.name != right.element.name:
-        raise ValueError(
-            f"a is {left.element.name} and b {right.element.name}; {rules.name} takes two operands of one format"
-        )
-    if scale_format is not None:
-        given = (
-            scale_format.name
-            if isinstance(scale_format, ScalarFormat)
-            else FORMATS[scale_format].name
-        )
-        if given != rules.scale_format:
-            raise ValueError(
-                f"scale_format is {given}; {rules.name} takes {rules.scale_format or 'no scales'}"
-            )
-    if (left.scales is None) != (right.scales is None):
-        missing = "a" if left.scales is None else "b"
-        raise ValueError(
-            f"{missing}_scales are missing; give both operands' scales (127 is 2^0) or none"
-        )
-    if (
-        left.scales is None
-        and rules.scale_format is not None
-        and rules.summation is Summation.FUSED
-    ):
-        raise ValueError(f"{rules.name} needs a_scales and b_scales; code 127 is 2^0")
-
-
-def _scales(
-    left: _Operand, right: _Operand, a_extent: int, b_extent: int, *, k_axis: int
-) -> tuple[Array, Array]:
-    """Both operands' scales, of no blocks where there are none."""
-    if left.scales is not None and right.scales is not None:
-        return left.scales, right.scales
-    empty = (0, b_extent) if k_axis == 0 else (b_extent, 0)
-    return np.zeros((a_extent, 0), dtype=np.uint8), np.zeros(empty, dtype=np.uint8)
-
-
-def _check_array(name: str, x: Any, shape: tuple[int | None, ...], dtype: Any) -> None:
-    given = getattr(x, "dtype", None)
-    if given is None:
-        raise TypeError(f"{name} is a {type(x).__name__}; it must be a numpy or JAX array")
-    if np.dtype(given) != np.dtype(dtype):
-        raise TypeError(f"{name} holds {np.dtype(given).name}; it must be {np.dtype(dtype).name}")
-    fits = len(x.shape) == len(shape) and all(
-        want in (None, have) for want, have in zip(shape, x.shape, strict=True)
+) -> Array:
+    """`product` of checked operands; scales that are not there become arrays of the shapes given."""
+    arrays = {"a": left.codes, "b": right.codes, "a_scales": left.scales, "b_scales": right.scales}
+    operands.check_devices(arrays | {c_name: c})
+    scales = (
+        np.zeros(empty, dtype=np.uint8) if side.scales is None else side.scales
+        for side, empty in ((left, no_a_scales), (right, no_b_scales))
     )
-    if not fits:
-        wanted = "(" + ", ".join("any" if want is None else str(want) for want in shape) + ")"
-        raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {wanted}")
+    return product(
+        left.codes,
+        right.codes,
+        *scales,
+        c,
+        instruction=rules.name,
+        a_format=left.element.name,
+        b_format=right.element.name,
+    )

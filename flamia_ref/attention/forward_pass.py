@@ -154,20 +154,18 @@ class _Forward:
         return self._assembled(columns, place, (q, k, v), blocks)
 
     def _to_compute(self, x: Array) -> Array:
-        return self.compute.asarray(x) if self.fixed_shapes else x
+        return _backend.put(x, self.compute) if self.fixed_shapes else x
 
     def _to_layout(self, x: Array) -> Array:
         return _backend.host(x) if self.fixed_shapes else x
-
-    def _to_library(self, x: Array) -> Array:
-        return self.compute.asarray(x) if self.fixed_shapes else x
 
     def _quantized(self, x: Array, operand: Operand) -> _Rows:
         """Step 1, in batches of rows of a fixed shape where arrays are compiled on the host."""
         tokens, heads, channels = x.shape
         rows = x.reshape(tokens * heads, channels)
         step = _ROWS if self.fixed_shapes else max(len(rows), 1)
-        codes, scales = [], []
+        codes: list[Array] = []
+        scales: list[Array] = []
         for first in range(0, len(rows), step):
             part = rows[first : first + step]
             short = step - len(part)
@@ -175,7 +173,7 @@ class _Forward:
                 part = self.layout.concatenate(
                     [part, self.layout.zeros((short, channels), dtype=np.uint32)]
                 )
-            pair = tile.quantize_rows(self._to_compute(part), operand=operand)
+            pair = tile.quantize_rows(self._to_compute(part), preset=operand.format)
             for kept, new in zip((codes, scales), pair, strict=True):
                 kept.append(self._to_layout(new)[: step - short])
         codes.append(self.layout.zeros((1, channels), dtype=np.uint8))
@@ -204,7 +202,7 @@ class _Forward:
         last = last_visible(batch, self.causal)
         kv_head = batch.head // self.group
         state = tile.start(len(batch), batch.rows, self.head_dim)
-        state = tile.State(*(self.compute.asarray(x) for x in state))
+        state = tile.State(*(_backend.put(x, self.compute) for x in state))
         queries = q.gathered(batch.query_tokens(), batch.head, self._to_compute)
         seen = int(batch.length.max()) if "s" in self.stages else int(last.max()) + 1
         for index in range(-(-seen // batch.rows)):
@@ -224,13 +222,10 @@ class _Forward:
                 if name in self.stages:
                     values = self._to_layout(values)
                     for at in range(count):
-                        key = (
-                            tiles.document[at],
-                            tiles.head[at],
-                            tiles.first[at],
-                            index * batch.rows,
+                        document, head, first = (
+                            int(x[at]) for x in (tiles.document, tiles.head, tiles.first)
                         )
-                        blocks[name][tuple(map(int, key))] = values[at]
+                        blocks[name][document, head, first, index * batch.rows] = values[at]
         nan = _backend.gather(v_nan.reshape(-1, self.head_dim), batch.document * v.heads + kv_head)
         ends = tile.end(state, self._to_compute(nan), self.tables, recipe=self.recipe)
         results = (ends.out, ends.o, ends.lse, state.row_max, state.row_sum)
@@ -310,4 +305,4 @@ class _Forward:
         """A result as callers get it: uint32 bits as float32, codes as they are, in the library of the inputs."""
         if x.dtype == np.uint32:
             x = _backend.from_bits(x, np.float32)
-        return self._to_library(x)
+        return self._to_compute(x)

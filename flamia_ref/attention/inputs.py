@@ -24,6 +24,10 @@ from flamia_ref.packing import Documents
 DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
 ALIGNMENTS = ("bottom_right", "top_left")
 _LOG2_E_DIGITS = 80
+_NO_GRADIENT = (
+    "attention.forward rounds its inputs to codes and has no gradient; keep it out of jax.grad, or give it"
+    " inputs under jax.lax.stop_gradient"
+)
 
 
 class Inputs(NamedTuple):
@@ -64,7 +68,9 @@ def check(
     arrays = {"q": q, "k": k, "v": v}
     if _backend.on_host(q, k, v):
         arrays = {name: _backend.host(x) for name, x in arrays.items()}
-    q, k, v = (_input_bits(name, x) for name, x in arrays.items())
+    q, k, v = (
+        _input_bits(name, _backend.without_gradient(x, _NO_GRADIENT)) for name, x in arrays.items()
+    )
     return Inputs(q, k, v, library=library, documents=documents, softmax_scale=scale)
 
 

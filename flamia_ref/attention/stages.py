@@ -17,10 +17,12 @@ FORWARD_STAGES = (
 )
 """Traced stages of a forward. `out` and `lse` follow them.
 
-`*.codes` [tokens, heads, head_dim] and `*.scales` [tokens, heads, 1] uint8; `s`, `p` float32 and `p.o.codes` uint8: lists
-with one [heads, queries, keys] array a document; `p.o.scales` likewise, [heads, queries, ceil(keys / 32)]; `row_max` and
-`row_sum` float32 [heads, tokens]; `o` float32 [tokens, heads, head_dim], normalised, before output rounding. `s` holds
-every pair, masked ones too; `p` and its codes are relative to the row maximum of their key tile.
+- `*.codes` [tokens, heads, head_dim] and `*.scales` [tokens, heads, 1]: uint8.
+- `s`, `p` (float32) and `p.o.codes` (uint8): lists with one [heads, queries, keys] array a document; `p.o.scales`
+  likewise, [heads, queries, ceil(keys / 32)]. `s` holds every pair, masked ones too; `p` and its codes are relative to
+  the row maximum of their key tile.
+- `row_max`, `row_sum`: float32 [heads, tokens].
+- `o`: float32 [tokens, heads, head_dim], normalised, before output rounding.
 """
 
 DOCUMENT_STAGES = ("s", "p", "p.o.codes", "p.o.scales")

@@ -5,21 +5,25 @@ Arrays have a leading tile axis. Floats are float32 bits. Only these functions a
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
-from flamia_ref.arithmetic import special
+from flamia_ref.arithmetic import correct, mufu
 from flamia_ref.arithmetic.products import chain
-from flamia_ref.attention.recipe import Operand, Product, Recipe
+from flamia_ref.attention.recipe import Product, Recipe
 from flamia_ref.formats import BF16, PRESETS, Overflow, encode_bits, quantize_bits
 
 _UNIT = np.uint8(127)  # e8m0 code of 2^0
 _NEGATIVE_INFINITY = _float32.INFINITY | _float32.SIGN
 _LN_2 = np.uint32(0x3F317218)
 _LANES = 8
+_EXP2 = {"mufu.sm90": mufu.exp2_bits, "correct": lambda x, _: correct.exp2_bits(x)}
+_LOG2 = {"mufu.sm90": mufu.log2_bits}
+_RECIPROCAL = {"mufu.sm90": mufu.reciprocal_bits}
 
 
 class Rows(NamedTuple):
@@ -64,10 +68,10 @@ def start(tiles: int, rows: int, channels: int) -> State:
     )
 
 
-@_backend.jit(static=("operand",))
-def quantize_rows(x: Array, *, operand: Operand) -> tuple[Array, Array]:
-    """Codes [rows, channels] and scales [rows] of float32 bits with one scale a row."""
-    codes, scales = quantize_bits(x, PRESETS[operand.format], operand.block)
+@_backend.jit(static=("preset",))
+def quantize_rows(x: Array, *, preset: str) -> tuple[Array, Array]:
+    """Codes [rows, channels] and scales [rows] of float32 bits with one scale a row, by a preset."""
+    codes, scales = quantize_bits(x, PRESETS[preset], (1, "all"))
     return codes, scales[:, 0]
 
 
@@ -80,14 +84,14 @@ def key_tile_step(
     key_start: Array,
     last: Array,
     score_factor: Array,
-    exp2_table: Array,
+    tables: mufu.Tables,
     *,
     recipe: Recipe,
 ) -> tuple[State, Stages]:
     """Steps 2 to 6 of the recipe for one key tile of each query tile.
 
     `key_start` [tiles]: the tile's first key; `last` [tiles, rows]: the last key each row sees, -1 for none; both
-    counted from the document's start. `score_factor`: c of step 3. `exp2_table`: what `special.exp2_bits` needs.
+    counted from the document's start. `score_factor`: c of step 3. `tables`: of the special functions.
     """
     xp = _backend.namespace(*q, *k, *v, *state)
     s = _s(q, k, recipe.s, xp)
@@ -99,9 +103,7 @@ def key_tile_step(
     n = _float32.ceil(t)
     n = xp.where(n == _float32.INFINITY, _float32.NAN, n)
     n = xp.where(_float32.is_zero(n), np.uint32(0), n)  # an integer zero has no sign
-    e = special.exp2_bits(
-        _float32.fma(s, score_factor, _float32.negate(n)), exp2_table, model=recipe.softmax.exp2
-    )
+    e = _EXP2[recipe.softmax.exp2](_float32.fma(s, score_factor, _float32.negate(n)), tables)
 
     # Step 4. The subtractions are exact wherever the shift matters: integers close to each other.
     row_max = _float32.max_along(xp.where(visible, n, _NEGATIVE_INFINITY), axis=2)
@@ -122,26 +124,22 @@ def key_tile_step(
 
 
 @_backend.jit(static=("recipe",))
-def end(
-    state: State, v_nan: Array, log2_tables: Array, reciprocal_table: Array, *, recipe: Recipe
-) -> Ends:
+def end(state: State, v_nan: Array, tables: mufu.Tables, *, recipe: Recipe) -> Ends:
     """Step 7 of the recipe. `v_nan` [tiles, channels]: whether the row's document has a NaN code of V there, which is
     in the chain of every row, whether or not its key tile was computed."""
     xp = _backend.namespace(*state)
     dead = _float32.is_zero(state.row_sum)
-    inverse = special.reciprocal_bits(
-        state.row_sum, reciprocal_table, model=recipe.softmax.reciprocal
-    )
+    inverse = _RECIPROCAL[recipe.softmax.reciprocal](state.row_sum, tables)
     o = _float32.multiply(state.o, inverse[:, :, None])
     o = xp.where(v_nan[:, None, :], _float32.NAN, o)
     o = xp.where(dead[:, :, None], np.uint32(0), o)
-    log2 = special.log2_bits(state.row_sum, log2_tables, model=recipe.softmax.log2)
+    log2 = _LOG2[recipe.softmax.log2](state.row_sum, tables)
     lse = _float32.multiply(_float32.add(state.row_max, log2), _LN_2)
     lse = xp.where(dead, _NEGATIVE_INFINITY, lse)
     return Ends(encode_bits(o, BF16, overflow=Overflow.NATIVE), o, lse)
 
 
-def _s(q: Rows, k: Rows, product: Product, xp: object) -> Array:
+def _s(q: Rows, k: Rows, product: Product, xp: ModuleType) -> Array:
     """S [tiles, rows, keys]: channels contracted, each row's byte repeated for every block of them."""
     blocks = -(-q.codes.shape[2] // 32)
     lanes = (q.codes.shape[0], q.codes.shape[1], k.codes.shape[1])
@@ -159,7 +157,9 @@ def _s(q: Rows, k: Rows, product: Product, xp: object) -> Array:
     )
 
 
-def _o(p_codes: Array, p_scales: Array, v: Rows, o: Array, product: Product, xp: object) -> Array:
+def _o(
+    p_codes: Array, p_scales: Array, v: Rows, o: Array, product: Product, xp: ModuleType
+) -> Array:
     """The accumulator of O [tiles, rows, channels] after the keys of one tile; V has unit scales."""
     return chain(
         xp.moveaxis(p_codes, 2, 0)[:, :, :, None],

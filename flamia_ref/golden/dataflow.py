@@ -24,26 +24,26 @@ BLOCK = 32  # elements that share a scale in an MMA
 
 
 class View(StrEnum):
-    """What the stored bits of a tensor mean. `storage` is the unsigned or plain type on disk."""
+    """What the stored bits of a tensor mean, by the name that safetensors has for it."""
 
-    storage: str  # the name of the dtype in safetensors
+    F8_E4M3 = "F8_E4M3"
+    F8_E8M0 = "F8_E8M0"
+    BF16 = "BF16"
+    F32 = "F32"
+    I32 = "I32"
 
-    F8_E4M3 = "F8_E4M3", "U8"
-    F8_E8M0 = "F8_E8M0", "U8"
-    BF16 = "BF16", "U16"
-    F32 = "F32", "F32"
-    I32 = "I32", "I32"
-
-    def __new__(cls, value: str, storage: str) -> "View":
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.storage = storage
-        return member
+    @property
+    def storage(self) -> str:
+        """The name of the dtype on disk: unsigned integers for what numpy has not."""
+        return _STORAGE.get(self.value, self.value)
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The numpy type of the stored tensor."""
         return np.dtype({"U8": "u1", "U16": "u2", "F32": "f4", "I32": "i4"}[self.storage])
+
+
+_STORAGE = {"F8_E4M3": "U8", "F8_E8M0": "U8", "BF16": "U16"}
 
 
 class Role(StrEnum):
@@ -59,8 +59,8 @@ class Stage:
     """A step of the dataflow.
 
     `axes` name the dimensions (see `shape`). `parents` are the stages it is computed from.
-    `scales` names the stage that holds the scales of these codes. `only_visible`: elements of
-    masked pairs are not part of the contract; packs hold +0 there.
+    `scales` names the stage that holds the scales of these codes. `masked_optional`: a kernel may
+    skip masked pairs; zero, -infinity or NaN there says that it did.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Stage:
     parents: tuple[str, ...] = ()
     role: Role = Role.STAGE
     scales: str | None = None
-    only_visible: bool = False
+    masked_optional: bool = False
 
     @property
     def per_document(self) -> bool:
@@ -155,7 +155,7 @@ STAGES = MappingProxyType(
                 view=View.F32,
                 axes=_PAIRS,
                 parents=("q.scales", "q.codes", "k.scales", "k.codes"),
-                only_visible=True,
+                masked_optional=True,
             ),
             Stage(name="row_max", view=View.F32, axes=("heads", "tokens"), parents=("s",)),
             Stage(name="p", view=View.F32, axes=_PAIRS, parents=("s", "row_max")),

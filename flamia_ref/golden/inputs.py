@@ -102,10 +102,9 @@ def hashed(
         raise unknown_name("input tensor", tensor, TENSORS)
     if abs(exponent) > MAX_EXPONENT:
         raise ValueError(f"exponent is {exponent}; it must be in [-{MAX_EXPONENT}, {MAX_EXPONENT}]")
-    number = np.uint64(2 * TENSORS.index(tensor))
+    streams = splitmix64(seed, np.arange(2, dtype=np.uint64) + np.uint64(2 * TENSORS.index(tensor)))
     index = np.arange(np.prod(shape, dtype=np.int64), dtype=np.uint64)
-    first = splitmix64(int(splitmix64(seed, number)), index)
-    second = splitmix64(int(splitmix64(seed, number + np.uint64(1))), index)
+    first, second = (splitmix64(int(stream), index) for stream in streams)
     n = np.full(index.shape, -1020, np.int64)
     for byte in range(8):
         n += ((first >> np.uint64(8 * byte)) & np.uint64(255)).astype(np.int64)

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from flamia_ref._errors import shown
-from flamia_ref.evidence import weakest
 from flamia_ref.golden.canonical import sha256
 from flamia_ref.golden.cases import PLAIN_NAME, SUITES, CaseSpec
 from flamia_ref.golden.dataflow import places
@@ -94,7 +93,7 @@ def _chosen(recipes: "Sequence[str | Recipe]") -> "dict[str, Recipe]":
 
 def _entry(recipe: "Recipe") -> RecipeEntry:
     data = json.loads(recipe.to_json())
-    return RecipeEntry(recipe=MappingProxyType(data), evidence=weakest(recipe.evidence.values()))
+    return RecipeEntry(recipe=MappingProxyType(data), evidence=recipe.label)
 
 
 def _write_case(folder: Path, spec: CaseSpec, recipe: "Recipe") -> CaseEntry:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from flamia_ref.golden.files import Tensor, little_endian, read_plain, tensors_f
 from flamia_ref.golden.manifest import FILE_NAME, MAX_BYTES, CaseEntry, Manifest, RecipeEntry
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Case:
     """One case of a pack. Its tensors are read, and their digests checked, on first use.
 
@@ -29,7 +29,10 @@ class Case:
     folder: Path
     entry: CaseEntry
     recipe: RecipeEntry
-    numerics_version: int = field(repr=False)
+    numerics_version: int
+
+    def __repr__(self) -> str:
+        return f"Case({self.name!r})"
 
     def __str__(self) -> str:
         return self.entry.name
@@ -66,9 +69,9 @@ class Case:
         return made | {"cu_seqlens": self.tensors["cu_seqlens"].copy()}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Pack:
-    """A golden pack: iterate over its cases, or index it by the name of one."""
+    """A golden pack: a collection of cases, and each of them by its name."""
 
     folder: Path
     manifest: Manifest
@@ -79,6 +82,12 @@ class Pack:
 
     def __len__(self) -> int:
         return len(self.cases)
+
+    def __contains__(self, case: object) -> bool:
+        return isinstance(case, Case) and self.cases.get(case.name) == case
+
+    def __repr__(self) -> str:
+        return f"Pack({str(self.folder)!r}, {len(self)} cases)"
 
     def __getitem__(self, name: str) -> Case:
         if name not in self.cases:

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from flamia_ref.golden.cases import CaseSpec
-from flamia_ref.golden.dataflow import STAGES, TRACE, Place, View, places, visible_pairs
+from flamia_ref.golden.dataflow import STAGES, TRACE, Place, View, places
 from flamia_ref.golden.files import Tensor
 
 if TYPE_CHECKING:
@@ -61,12 +61,9 @@ def tiled_scales(scales: Tensor, spec: CaseSpec) -> list[Tensor]:
     heads, blocks = scales.shape[1], spec.head_dim // 32
     made = []
     for start, length in zip(spec.starts, spec.lengths, strict=False):
-        shape = (heads, -(-length // 128), -(-blocks // 4), 512)
-        tiled = np.zeros(shape, np.uint8)
-        for head in range(heads if length else 0):
-            plane = np.repeat(scales[start : start + length, head], blocks, axis=1)
-            tiled[head] = np.asarray(tile_scales_128x4(plane)).reshape(shape[1:])
-        made.append(tiled)
+        planes = np.repeat(scales[start : start + length].swapaxes(0, 1), blocks, axis=2)
+        tiled = np.asarray(tile_scales_128x4(planes))
+        made.append(tiled.reshape(heads, -(-length // 128), -(-blocks // 4), 512))
     return made
 
 
@@ -79,8 +76,6 @@ def _stored(value: Tensor, place: Place, spec: CaseSpec) -> Tensor:
     if view not in (View.F32, View.BF16):
         raise ValueError(f"case {spec.name}: {place.name} is {value.dtype}, not {view.dtype}")
     numbers = np.asarray(value, np.float32)
-    if place.stage.only_visible:
-        numbers = np.where(visible_pairs(spec, place), numbers, np.float32(0))
     nan = np.isnan(numbers)
     if nan.any() and "nan" not in spec.flags:
         raise ValueError(f"case {spec.name}: {place.name} holds NaN; the case does not ask for it")

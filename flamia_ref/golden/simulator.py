@@ -4,7 +4,6 @@
 compiled simulator gives the bits of the pack.
 """
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,4 +62,4 @@ def _run(
 def _recipe(name: str, text: str | None) -> "Recipe":
     from flamia_ref.attention import RECIPES, Recipe
 
-    return RECIPES[name] if text is None else Recipe.from_json(json.loads(text))
+    return RECIPES[name] if text is None else Recipe.from_json(text)

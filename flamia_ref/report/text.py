@@ -4,6 +4,9 @@ from collections.abc import Iterator
 
 from flamia_ref.report.model import CaseResult, Difference, Report, Status, TensorResult
 
+# Numbers on both sides of zero are billions of steps apart, which says nothing.
+_MOST_STEPS = 4096
+
 
 def render(report: Report) -> str:
     """Return the report as lines of text, without a newline at the end."""
@@ -68,10 +71,10 @@ def _tensor(one: TensorResult) -> str:
     parts = [f"{one.name}: {one.status}"]
     if one.differing:
         parts.append(f"{one.differing} of {one.elements} elements")
-    if one.largest_steps is not None:
-        parts.append(f"at most {one.largest_steps} steps of the format apart")
     if one.largest is not None:
-        parts.append(f"at most {one.largest:.6g} in value")
+        parts.append(f"largest difference {one.largest:.6g}")
+    if one.largest_steps is not None and one.largest_steps <= _MOST_STEPS:
+        parts.append(f"{one.largest_steps} step{'s' * (one.largest_steps != 1)} of the format")
     if one.note:
         parts.append(one.note)
     return ", ".join(parts)

@@ -1,0 +1,62 @@
+"""float32 operations on uint32 bit patterns: IEEE 754 to the last bit, in numpy and inside XLA.
+
+For code that must give the same bits in both libraries. Operands and results are uint32 arrays that
+hold float32 bits (`x.view(np.uint32)`); an operation rounds once, keeps subnormals, and returns
+0x7fffffff for every NaN. `add`, `subtract`, `multiply` and `fma` take a `rounding`: "nearest_even",
+"toward_zero", "up" or "down". Plain float32 arithmetic under XLA on CPU differs from IEEE 754: it
+contracts a * b - c to one rounding, flushes subnormals, and divides by multiplying.
+"""
+
+from flamia_ref._float32 import (
+    INFINITY,
+    MAGNITUDE,
+    MAX_FINITE,
+    NAN,
+    ONE,
+    SIGN,
+    Direction,
+    add,
+    canonical,
+    ceil,
+    divide,
+    floor,
+    fma,
+    from_int32,
+    is_nan,
+    is_zero,
+    less,
+    max_along,
+    maximum,
+    multiply,
+    negate,
+    shift,
+    subtract,
+    to_int32,
+)
+
+__all__ = [
+    "INFINITY",
+    "MAGNITUDE",
+    "MAX_FINITE",
+    "NAN",
+    "ONE",
+    "SIGN",
+    "Direction",
+    "add",
+    "canonical",
+    "ceil",
+    "divide",
+    "floor",
+    "fma",
+    "from_int32",
+    "is_nan",
+    "is_zero",
+    "less",
+    "max_along",
+    "maximum",
+    "multiply",
+    "negate",
+    "shift",
+    "subtract",
+    "to_int32",
+]

@@ -1,0 +1,144 @@
+"""exp2, log2 and reciprocal on float32 arrays, by named model.
+
+A model says what is computed to the last bit: what a device's special function unit returned, or
+the correctly rounded result. `SPECIAL_MODELS` holds what each rests on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from flamia_ref import _backend
+from flamia_ref._backend import Array
+from flamia_ref._errors import Registry, shown, unknown_name
+from flamia_ref.arithmetic import correct, mufu
+from flamia_ref.arithmetic.mufu import Tables
+from flamia_ref.evidence import Evidence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpecialModel:
+    """A model of special functions.
+
+    Attributes:
+        name: the registry name.
+        functions: names of the functions it has.
+        evidence: what it rests on. For a device's unit, by the architecture it is used for; for an
+            ideal, by part.
+        source: where that is written down, with the device and the number of cases of measurements.
+    """
+
+    name: str
+    functions: tuple[str, ...]
+    evidence: Mapping[str, Evidence] = field(hash=False)
+    source: str
+
+
+SPECIAL_MODELS: Mapping[str, SpecialModel] = Registry(
+    "special function model",
+    (
+        (model.name, model)
+        for model in (
+            SpecialModel(
+                name="mufu.sm90",
+                functions=("exp2", "log2", "reciprocal"),
+                evidence={"sm_90": Evidence.MEASURED, "sm_100": Evidence.ASSUMED},
+                source="ex2, lg2 and rcp.approx.ftz.f32 on an NVIDIA H200 (sm_90, CUDA 13.0), "
+                "all 4294967296 inputs of each; no other architecture was measured",
+            ),
+            SpecialModel(
+                name="correct",
+                functions=("exp2",),
+                evidence={"definition": Evidence.SPECIFIED, "algorithm": Evidence.DERIVED},
+                source="IEEE 754-2019, section 9.2; an error bound by proof and the distance of "
+                "every result from a rounding boundary by exhaustive check",
+            ),
+        )
+    ),
+)
+"""Every model by name, read-only."""
+
+
+def exp2(x: Array, model: str) -> Array:
+    """2^x.
+
+    x: float32, any shape, numpy or JAX. model: "mufu.sm90" (subnormal inputs count as zeros, below
+    -126 the result is 0) or "correct" (rounded to nearest even, subnormal results kept). Returns
+    float32 of x's shape and library; every NaN is 0x7fffffff.
+
+    Under a caller's own `jax.jit` the tables of "mufu.sm90" are constants of the caller's program.
+
+    Raises TypeError for another dtype, ValueError for an unknown model.
+    """
+    return _apply("exp2", x, model)
+
+
+def log2(x: Array, model: str) -> Array:
+    """log2 x.
+
+    As `exp2`; model: "mufu.sm90" (subnormal inputs count as zeros and give -infinity, negative ones
+    NaN).
+    """
+    return _apply("log2", x, model)
+
+
+def reciprocal(x: Array, model: str) -> Array:
+    """1 / x.
+
+    As `exp2`; model: "mufu.sm90" (subnormal inputs count as zeros and give an infinity, subnormal
+    results are flushed to zero).
+    """
+    return _apply("reciprocal", x, model)
+
+
+def exp2_bits(x: Array, tables: Tables, *, model: str) -> Array:
+    """2^x of float32 bits by a named model: uint32 in and out, for use inside compiled code."""
+    return _rule("exp2", model)(x, tables)
+
+
+def log2_bits(x: Array, tables: Tables, *, model: str) -> Array:
+    """log2 x of float32 bits by a named model: uint32 in and out, for use inside compiled code."""
+    return _rule("log2", model)(x, tables)
+
+
+def reciprocal_bits(x: Array, tables: Tables, *, model: str) -> Array:
+    """1 / x of float32 bits by a named model: uint32 in and out, for use inside compiled code."""
+    return _rule("reciprocal", model)(x, tables)
+
+
+Rule = Callable[[Array, Tables], Array]
+
+_RULES: dict[tuple[str, str], tuple[Rule, tuple[str, ...]]] = {
+    ("exp2", "mufu.sm90"): (mufu.exp2_bits, mufu.EX2),
+    ("exp2", "correct"): (lambda x, tables: correct.exp2_bits(x), ()),
+    ("log2", "mufu.sm90"): (mufu.log2_bits, mufu.LG2),
+    ("reciprocal", "mufu.sm90"): (mufu.reciprocal_bits, mufu.RCP),
+}
+"""Of each function and model, the rule on bits and the tables it reads."""
+
+
+def _rule(function: str, model: str) -> Rule:
+    if not isinstance(model, str) or (function, model) not in _RULES:
+        allowed = [name for of, name in _RULES if of == function]
+        raise unknown_name(f"{function} model", model, allowed)
+    return _RULES[function, model][0]
+
+
+def _apply(function: str, x: Array, model: str) -> Array:
+    _rule(function, model)
+    dtype = getattr(x, "dtype", None)
+    if dtype != np.float32:
+        given = shown(x) if dtype is None else f"an array of {dtype}"
+        raise TypeError(f"{function} takes a float32 array, not {given}; convert it first")
+    names = _RULES[function, model][1]
+    tables = mufu.tables(_backend.namespace(x), names)
+    return _on_floats(x, tables, function=function, model=model)
+
+
+@_backend.jit(static=("function", "model"))
+def _on_floats(x: Array, tables: Tables, *, function: str, model: str) -> Array:
+    result = _rule(function, model)(_backend.bits(x), tables)
+    return _backend.from_bits(result, np.float32)

@@ -1,0 +1,158 @@
+"""What a kernel gave: from files, from a callable, or from arrays in hand."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flamia_ref import kernels
+from flamia_ref._errors import shown
+from flamia_ref.golden.dataflow import STAGES, TRACE
+from flamia_ref.golden.files import Stored, read_plain, tensors_from_bytes
+from flamia_ref.golden.pack import Case, Pack
+
+Given = Mapping[str, Stored]  # the tensors of one case by name
+Source = Callable[[Case], Given | None]  # None: nothing was given for the case
+
+# A file may hold float32 where the pack holds bfloat16 bits, and a longer header.
+_LARGER, _HEADER_BYTES = 4, 1 << 20
+
+# Names of numpy's types, and of those of ml_dtypes, in safetensors; narrow floats are kept as bits.
+_NAMES = {
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "int32": "I32",
+    "int64": "I64",
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e8m0fnu": "F8_E8M0",
+}
+
+
+def from_path(cases: Mapping[str, Case], path: Path) -> tuple[str, list[Case], Source]:
+    """Return a description, the cases to compare, and the source for a folder or one file.
+
+    Raises ValueError where there is nothing to compare, or the files are those of the pack itself.
+    """
+    if path.is_dir():
+        files = {name: path / f"{name}.safetensors" for name in cases}
+        present = {name: file for name, file in files.items() if os.path.lexists(file)}
+        if not present:
+            raise ValueError(
+                f"{path} holds no results of this pack; name the files CASE.safetensors, the first "
+                f"case is {next(iter(cases))}"
+            )
+        chosen = list(cases.values())
+    elif os.path.lexists(path):
+        name = path.name.removesuffix(".safetensors")
+        if name not in cases and len(cases) > 1:
+            raise ValueError(
+                f"{path} is named after no case of the pack; name it CASE.safetensors, for example "
+                f"{next(iter(cases))}.safetensors"
+            )
+        case = cases[name] if name in cases else next(iter(cases.values()))
+        chosen, present = [case], {case.name: path}
+    else:
+        raise ValueError(f"there is no file or folder {path}")
+    for name, file in present.items():
+        if file.exists() and file.samefile(cases[name].path):
+            raise ValueError(f"{file} is the pack's own file; give the results of a kernel")
+
+    def source(case: Case) -> Given | None:
+        if case.name not in present:
+            return None
+        file = present[case.name]
+        limit = _HEADER_BYTES + _LARGER * sum(place.nbytes for place in case.places.values())
+        return tensors_from_bytes(read_plain(file, limit=limit, follow=True), source=str(file))
+
+    return str(path), chosen, source
+
+
+def from_kernel(kernel: kernels.Kernel) -> Source:
+    """Return the source that calls a kernel on the inputs of each case."""
+
+    def source(case: Case) -> Given:
+        inputs = case.inputs()
+        results = kernels.call(
+            kernel,
+            *(inputs[name] for name in "qkv"),
+            case=case.name,
+            cu_seqlens=inputs["cu_seqlens"],
+            causal=case.spec.causal,
+            softmax_scale=case.spec.softmax_scale,
+            recipe=case.entry.recipe,
+            recipe_json=json.dumps(dict(case.recipe.recipe), sort_keys=True),
+            trace=tuple(stage for stage in TRACE if stage in _stages(case)),
+        )
+        return stored(results, case)
+
+    return source
+
+
+def from_arrays(results: Mapping[str, Mapping[str, Any]]) -> Source:
+    """Return the source for results in hand: of each case, by its name, a dict like a kernel's.
+
+    Raises ValueError where an array is one of the pack's own.
+    """
+
+    def source(case: Case) -> Given | None:
+        if case.name not in results:
+            return None
+        given = stored(results[case.name], case)
+        for name, tensor in given.items():
+            own = case.tensors.get(name)
+            if own is not None and np.shares_memory(own, tensor.array):
+                raise ValueError(f"{name} of {case} is the pack's own array; give a kernel's")
+        return given
+
+    return source
+
+
+def stored(results: Mapping[str, Any], case: Case) -> dict[str, Stored]:
+    """Return what a kernel returned as tensors with the names of the pack.
+
+    Raises ValueError where a stage that is a list has not an array for each document, and TypeError
+    for what is no array.
+    """
+    tensors = {}
+    for name, value in results.items():
+        if name in STAGES and STAGES[name].per_document:
+            documents = len(case.spec.lengths)
+            if not isinstance(value, list | tuple) or len(value) != documents:
+                raise ValueError(
+                    f"{name} of {case} must be a list of {documents} arrays, one a document"
+                )
+            for document, item in enumerate(value):
+                tensors[f"{name}.{document}"] = _array(item, name, case)
+        else:
+            tensors[name] = _array(value, name, case)
+    return tensors
+
+
+def _array(value: Any, name: str, case: Case) -> Stored:
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} of {case} is no array: {kernels.reason(error)}") from error
+    if array.dtype == object:
+        raise TypeError(f"{name} of {case} is {shown(type(value).__name__)}, which is no array")
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    dtype = _NAMES.get(array.dtype.name, array.dtype.name)
+    if dtype in ("BF16", "F8_E4M3", "F8_E8M0"):
+        array = array.view(np.uint16 if dtype == "BF16" else np.uint8)
+    return Stored(dtype=dtype, array=array)
+
+
+def _stages(case: Case) -> set[str]:
+    return {place.stage.name for place in case.places.values()}
+
+
+def cases_of(pack: Pack | Case) -> dict[str, Case]:
+    """Return the cases of a pack, or the one given, by name."""
+    return {pack.name: pack} if isinstance(pack, Case) else dict(pack.cases)

@@ -1,0 +1,107 @@
+"""The public special functions: names, types, errors, evidence. Their bits have their own tests."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flamia_ref import arithmetic
+from flamia_ref.arithmetic import correct, mufu, special
+from flamia_ref.evidence import Evidence
+
+PAIRS = [
+    ("exp2", "mufu.sm90"),
+    ("exp2", "correct"),
+    ("log2", "mufu.sm90"),
+    ("reciprocal", "mufu.sm90"),
+]
+X = np.array([[0.5, 1.0, 2.75, 100.0], [1e-40, np.inf, np.nan, -3.0]], dtype=np.float32)
+
+
+@pytest.mark.parametrize(("function", "model"), PAIRS)
+def test_libraries(function: str, model: str) -> None:
+    call = getattr(arithmetic, function)
+    plain = call(X, model)
+    assert isinstance(plain, np.ndarray)
+    assert plain.dtype == np.float32
+    assert plain.shape == X.shape
+    bits_rule = getattr(special, f"{function}_bits")
+    bits = bits_rule(X.view(np.uint32), mufu.tables(np), model=model)
+    np.testing.assert_array_equal(plain.view(np.uint32), bits)
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            x = jnp.asarray(X)
+            for result in (
+                call(x, model),
+                jax.jit(lambda x: call(x, model))(x),
+                jax.vmap(lambda x: call(x, model))(x),
+            ):
+                assert isinstance(result, jax.Array)
+                assert result.dtype == jnp.float32
+                np.testing.assert_array_equal(np.asarray(result).view(np.uint32), bits)
+
+
+@pytest.mark.parametrize(("function", "model"), PAIRS)
+def test_shapes(function: str, model: str) -> None:
+    call = getattr(arithmetic, function)
+    for x in (np.float32(2), np.zeros((0, 3), dtype=np.float32), X[:, ::2], X.T):
+        for given in (x, jnp.asarray(x)):
+            result = call(given, model)
+            assert result.shape == x.shape
+            assert result.dtype == np.float32
+    np.testing.assert_array_equal(call(X.T, model), call(X, model).T)
+
+
+def test_some_values() -> None:
+    np.testing.assert_array_equal(
+        arithmetic.exp2(np.float32([-1, 0, 10]), "correct"), [0.5, 1, 1024]
+    )
+    assert arithmetic.exp2(np.float32(-149), "correct").view(np.uint32) == 1
+    assert arithmetic.exp2(np.float32(-149), "mufu.sm90").view(np.uint32) == 0
+    assert arithmetic.log2(np.float32(8), "mufu.sm90") == 3
+    assert arithmetic.reciprocal(np.float32(-0.25), "mufu.sm90") == -4
+
+
+@pytest.mark.parametrize("x", [
+    X.astype(np.float64), X.astype(np.float16), X.astype(ml_dtypes.bfloat16), X.view(np.uint32),
+    X.astype(">f4"), 1.0, [1.0, 2.0], None, "1", jnp.zeros(3, dtype=jnp.int32),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("function", ["exp2", "log2", "reciprocal"])
+def test_wrong_type(function: str, x: Any) -> None:
+    with pytest.raises(
+        TypeError, match=f"{function} takes a float32 array, not .*convert"
+    ) as error:
+        getattr(arithmetic, function)(x, "mufu.sm90")
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 160
+
+
+@pytest.mark.parametrize(("function", "model", "message"), [
+    ("exp2", "mufu.sm9", "unknown exp2 model 'mufu.sm9'; did you mean 'mufu.sm90'"),
+    ("exp2", "corect", "unknown exp2 model 'corect'; did you mean 'correct'"),
+    ("log2", "correct", "unknown log2 model 'correct'; allowed: mufu.sm90"),
+    ("reciprocal", None, "unknown reciprocal model None; allowed: mufu.sm90"),
+    ("reciprocal", ["mufu.sm90"], "unknown reciprocal model"),
+])  # fmt: skip
+def test_unknown_model(function: str, model: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        getattr(arithmetic, function)(X, model)
+    with pytest.raises(ValueError, match=message):
+        getattr(special, f"{function}_bits")(X.view(np.uint32), mufu.Tables(), model=model)
+
+
+def test_models() -> None:
+    models = arithmetic.SPECIAL_MODELS
+    assert {(f, name) for name, model in models.items() for f in model.functions} == set(PAIRS)
+    assert models["mufu.sm90"].evidence == {"sm_90": Evidence.MEASURED, "sm_100": Evidence.ASSUMED}
+    assert "H200" in models["mufu.sm90"].source
+    assert set(models["correct"].evidence.values()) == {Evidence.SPECIFIED, Evidence.DERIVED}
+    hash(models["correct"])
+
+
+def test_a_model_of_correct_needs_no_tables() -> None:
+    bits = special.exp2_bits(X.view(np.uint32), mufu.Tables(), model="correct")
+    np.testing.assert_array_equal(bits, correct.exp2_bits(X.view(np.uint32)))

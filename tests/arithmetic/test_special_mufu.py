@@ -1,0 +1,266 @@
+"""The sm_90 special function unit: tables, the rules around them, both libraries.
+
+The rules are written again here in two ways: in numpy on int64 and float64 for a million inputs,
+and, in `tests.independent.mufu`, on Python integers with each table entry computed by `decimal`.
+"""
+
+import hashlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from flamia_ref.arithmetic import mufu
+from tests.arithmetic.operands import MODES, SPECIAL, Words, differing
+from tests.independent import mufu as independent
+
+NAN, INF, NEGATIVE = 0x7FFFFFFF, 0x7F800000, 0x80000000
+# As published with the measurement.
+SHA256 = {
+    "ex2": "b2a42c4a626469c986e33e43f16f41bde9d84de94347cd9ceaa1bd68d36bcdf0",
+    "rcp": "c408381446132e07fa5581e930dc33fb790bea7ec4276ef3621e322df2492a55",
+    "lg2_above": "7fd9be9a924e40a0ee18ba20e7f5158135112947597c8dd86131d3d4d8f9dbfa",
+    "lg2_below": "883e42d8f751983063b4c93a966fba006f08c1e111d90fe20e0fee3dd67ddd22",
+}
+RULES: dict[str, Callable[[Any, mufu.Tables], Any]] = {
+    "exp2": mufu.exp2_bits,
+    "reciprocal": mufu.reciprocal_bits,
+    "log2": mufu.log2_bits,
+}
+
+
+def patterns() -> Words:
+    """A million inputs: arbitrary bits, ordinary sizes, every binade's ends and both their sides."""
+    source = np.random.default_rng(10)
+    ends = np.arange(0, 1 << 32, 1 << 23, dtype=np.int64)
+    near = (ends[:, None] + np.arange(-8, 9)).ravel() % (1 << 32)
+    ordinary = source.integers(117 << 23, 135 << 23, 400_000, dtype=np.uint32)
+    ordinary |= source.integers(0, 2, ordinary.size, dtype=np.uint32) << np.uint32(31)
+    parts = [SPECIAL, near.astype(np.uint32), ordinary]
+    rest = 1_000_000 - sum(part.size for part in parts)
+    return np.concatenate([*parts, source.integers(0, 1 << 32, rest, dtype=np.uint32)])
+
+
+INPUTS = patterns()
+
+
+def halves(x: Words) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Sign, biased exponent and mantissa."""
+    return x >> 31 == 1, (x >> 23 & 0xFF).astype(np.int64), (x & 0x7FFFFF).astype(np.int64)
+
+
+def exp2_again(x: Words) -> Words:
+    negative, field, _ = halves(x)
+    value = np.where(field == 0, np.uint32(0), x).view(np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        cut = np.floor(np.abs(np.clip(np.nan_to_num(value), -200, 200)) * 2**23).astype(np.int64)
+    k = np.where(negative, np.where(cut % 2**23 == 0, -cut, -cut - 1), cut)
+    result = mufu.host_table("ex2")[k % 2**23].astype(np.int64) + (k // 2**23) * 2**23
+    result = np.where(value >= 128, INF, np.where(value < -126, 0, result))
+    return np.where(np.isnan(value), NAN, result).astype(np.uint32)
+
+
+def reciprocal_again(x: Words) -> Words:
+    negative, field, mantissa = halves(x)
+    entry = mufu.host_table("rcp")[mantissa].view(np.float32).astype(np.float64)
+    value = np.ldexp(entry, 127 - field)
+    result = np.where(value < 2.0**-126, 0.0, np.where(field == 0, np.inf, value))
+    with np.errstate(over="ignore"):
+        result = np.where(field == 255, 0.0, result).astype(np.float32).view(np.uint32)
+    result = result | np.where(negative, np.uint32(NEGATIVE), np.uint32(0))
+    return np.where((field == 255) & (mantissa != 0), np.uint32(NAN), result)
+
+
+def log2_again(x: Words) -> Words:
+    negative, field, mantissa = halves(x)
+    above = field >= 127
+    tables = [
+        mufu.host_table(name)[mantissa].view(np.float32) for name in ("lg2_above", "lg2_below")
+    ]
+    entry = np.where(above, *tables).astype(np.float64)
+    # The exact sum, in units of 2^-50; its 24 leading bits.
+    scaled = np.ldexp(entry, 50)
+    assert (scaled == np.rint(scaled)).all()
+    total = np.where(above, field - 127, field - 126) * 2**50 + scaled.astype(np.int64)
+    size = np.abs(total)
+    extra = np.maximum(np.frexp(size.astype(np.float64))[1] - 24, 0)
+    # frexp may round up to a power of two; then nothing but a zero bit is kept more.
+    extra = np.where((size >> np.minimum(extra + 23, 63)) == 0, np.maximum(extra - 1, 0), extra)
+    kept = np.ldexp(((size >> extra) << extra).astype(np.float64), -50).astype(np.float32)
+    result = np.where(total < 0, -kept, kept).view(np.uint32)
+    result = np.where(negative, np.uint32(NAN), result)
+    result = np.where(field == 0, np.uint32(0xFF800000), result)
+    result = np.where(x == INF, np.uint32(INF), result)
+    return np.where((field == 255) & (mantissa != 0), np.uint32(NAN), result)
+
+
+AGAIN = {"exp2": exp2_again, "reciprocal": reciprocal_again, "log2": log2_again}
+
+
+@pytest.mark.parametrize("name", SHA256)
+def test_tables(name: str) -> None:
+    table = mufu.host_table(name)
+    assert table.shape == (1 << 23,)
+    assert hashlib.sha256(table.astype("<u4").tobytes()).hexdigest() == SHA256[name]
+    assert not table.flags.writeable
+
+
+@pytest.mark.parametrize("name", SHA256)
+def test_entries(name: str) -> None:
+    source = random.Random(11)
+    some = {0, 1, 2, (1 << 22) - 1, 1 << 22, (1 << 23) - 2, (1 << 23) - 1}
+    some |= {source.randrange(1 << 23) for _ in range(150)}
+    stored = sorted(independent.exceptions(name))
+    some |= set(source.sample(stored, 50)) if stored else set()
+    table = mufu.host_table(name)
+    for i in sorted(some):
+        assert int(table[i]) == independent.entry(name, i), f"{name}[{i}]"
+
+
+@pytest.mark.parametrize("name", ["lg2_above", "lg2_below"])
+@pytest.mark.parametrize("error", [-4, 4])
+def test_tables_do_not_need_a_good_log2(
+    name: str, error: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A platform whose float64 log2 is 4 units in the last place off gives the same tables."""
+    exact = np.log2
+
+    def poor(x: Any) -> Any:
+        result = exact(x)
+        return np.where(result == 0, result, (result.view(np.int64) + error).view(np.float64))
+
+    monkeypatch.setattr(np, "log2", poor)
+    rebuilt = mufu.host_table.__wrapped__(name)
+    assert hashlib.sha256(rebuilt.tobytes()).hexdigest() == SHA256[name]
+
+
+def test_damaged_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = mufu._data
+
+    def damaged(name: str) -> bytes:
+        import lzma
+
+        content = bytearray(lzma.decompress(read(name)))
+        content[12345] ^= 1
+        return lzma.compress(bytes(content))
+
+    monkeypatch.setattr(mufu, "_data", damaged)
+    with pytest.raises(RuntimeError, match=r"table 'rcp' has sha256 .* install flamia-ref again"):
+        mufu.host_table.__wrapped__("rcp")
+
+
+def test_tables_by_name() -> None:
+    some = mufu.tables(np, mufu.LG2)
+    assert some.ex2 is None
+    assert some.rcp is None
+    assert some.lg2_above is mufu.host_table("lg2_above")
+    everything = mufu.tables(jnp)
+    assert everything.ex2 is mufu.tables(jnp, mufu.EX2).ex2
+    for name in SHA256:
+        assert not differing(getattr(everything, name), mufu.host_table(name))
+    with pytest.raises(ValueError, match="unknown table 'lg2_abov'; did you mean 'lg2_above'"):
+        mufu.tables(np, ("lg2_abov",))
+
+
+@pytest.mark.parametrize("function", RULES)
+def test_a_million_inputs(function: str) -> None:
+    expected = AGAIN[function](INPUTS)
+    for xp in (np, jnp):
+        actual = RULES[function](xp.asarray(INPUTS), mufu.tables(xp))
+        assert not differing(actual, expected, INPUTS)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("function", RULES)
+def test_every_input(function: str) -> None:
+    tables = mufu.tables(jnp)
+    for start in range(0, 1 << 32, 1 << 22):
+        x = np.arange(start, start + (1 << 22), dtype=np.int64).astype(np.uint32)
+        assert not differing(RULES[function](jnp.asarray(x), tables), AGAIN[function](x), x)
+
+
+@pytest.mark.parametrize("function", RULES)
+def test_python_integers(function: str) -> None:
+    x = np.concatenate([SPECIAL, np.random.default_rng(12).choice(INPUTS, 1500)])
+    rule = getattr(independent, function)
+    expected = np.array([rule(a) for a in x.tolist()], dtype=np.uint32)
+    assert not differing(RULES[function](x, mufu.tables(np)), expected, x)
+
+
+SPECIAL_VALUES = {
+    # From the tables of the PTX ISA for ex2, rcp and lg2 .approx.ftz.f32, and powers of two.
+    "exp2": {
+        0x00000000: 0x3F800000, 0x80000000: 0x3F800000, 0x007FFFFF: 0x3F800000,
+        0x807FFFFF: 0x3F800000, 0x7F800000: INF, 0xFF800000: 0, 0x7FC00000: NAN, 0xFFC00001: NAN,
+        0x3F800000: 0x40000000, 0xBF800000: 0x3F000000, 0x42FE0000: 0x7F000000, 0x43000000: INF,
+        0xC2FC0000: 0x00800000, 0xC2FC0001: 0, 0xC3160000: 0,
+    },
+    "reciprocal": {
+        0x00000000: INF, 0x80000000: 0xFF800000, 0x007FFFFF: INF, 0x807FFFFF: 0xFF800000,
+        0x7F800000: 0, 0xFF800000: NEGATIVE, 0x7FC00000: NAN, 0xFFC00001: NAN,
+        0x3F800000: 0x3F800000, 0xC0000000: 0xBF000000, 0x00800000: 0x7E800000,
+        0x7E800000: 0x00800000, 0x7E800001: 0, 0xFF7FFFFF: NEGATIVE,
+    },
+    "log2": {
+        0x00000000: 0xFF800000, 0x80000000: 0xFF800000, 0x007FFFFF: 0xFF800000,
+        0x807FFFFF: 0xFF800000, 0x7F800000: INF, 0xFF800000: NAN, 0xBF800000: NAN,
+        0x80800000: NAN, 0x7FC00000: NAN, 0x3F800000: 0, 0x40000000: 0x3F800000,
+        0x3F000000: 0xBF800000, 0x00800000: 0xC2FC0000, 0x7F000000: 0x42FE0000,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", RULES)
+def test_special_values(function: str) -> None:
+    x, expected = (np.array(list(f()), dtype=np.uint32) for f in (
+        SPECIAL_VALUES[function].keys, SPECIAL_VALUES[function].values
+    ))  # fmt: skip
+    for xp in (np, jnp):
+        actual = RULES[function](xp.asarray(x), mufu.tables(xp))
+        assert not differing(actual, expected, x)
+
+
+def test_tables_are_functions() -> None:
+    """Close to the function (the error bounds of the PTX ISA), and steps in its direction."""
+    i = np.arange(1 << 23)
+    values = {name: mufu.host_table(name).view(np.float32).astype(np.float64) for name in SHA256}
+    above, below = 1 + i / 2**23, (1 + i / 2**23) / 2
+    assert np.abs(values["ex2"] / np.exp2(i / 2**23) - 1).max() < 2**-22.5
+    assert np.abs(values["rcp"] * above - 1).max() < 2**-23
+    assert np.abs(values["lg2_above"] - np.log2(above)).max() < 2**-22
+    assert np.abs(values["lg2_below"] - np.log2(below)).max() < 2**-22
+    assert (np.diff(values["ex2"]) >= 0).all()
+    assert (np.diff(values["rcp"]) <= 0).all()
+
+
+@pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
+@pytest.mark.parametrize("mode", MODES)
+def test_same_bits_in_every_mode(mode: str, x64: bool) -> None:
+    x = np.concatenate([SPECIAL, INPUTS[: 16_000 - SPECIAL.size]])
+    host, device = mufu.tables(np), mufu.tables(jnp)
+
+    def every(x: Any, tables: mufu.Tables) -> tuple[Any, ...]:
+        return tuple(rule(x, tables) for rule in RULES.values())
+
+    expected = every(x, host)
+    with jax.enable_x64(x64):
+        if mode == "eager":
+            results = every(jnp.asarray(x), device)
+        else:
+            # The tables are an argument of the whole program.
+            results = jax.jit(lambda x, t: MODES[mode](lambda y: every(y, t), x))(x, device)
+    for actual, wanted in zip(results, expected, strict=True):
+        assert not differing(actual, wanted, x)
+
+
+def test_tables_are_no_constants() -> None:
+    def every(x: Any, tables: mufu.Tables) -> tuple[Any, ...]:
+        return tuple(rule(x, tables) for rule in RULES.values())
+
+    program = jax.make_jaxpr(every)(jnp.zeros(80, dtype=jnp.uint32), mufu.tables(jnp))
+    assert sum(np.size(constant) for constant in program.consts) < 1000

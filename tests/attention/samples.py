@@ -1,0 +1,81 @@
+"""Inputs for attention tests: bfloat16 arrays that reach the recipe's corners. Expected values are elsewhere."""
+
+import ml_dtypes
+import numpy as np
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def bell(seed: int, lengths, heads: int, kv_heads: int, head_dim: int, spread: float = 1.0):
+    """q, k, v of normal values, and cu_seqlens."""
+    rng = np.random.default_rng(seed)
+    tokens = sum(lengths)
+    q, k, v = (
+        (rng.standard_normal((tokens, count, head_dim)) * spread).astype(np.float32).astype(BF16)
+        for count in (heads, kv_heads, kv_heads)
+    )
+    return q, k, v, np.cumsum([0, *lengths]).astype(np.int32)
+
+
+def wide(seed: int, lengths, heads: int, kv_heads: int, head_dim: int):
+    """Values whose exponents spread over 60 binades, a few of them zeros."""
+    rng = np.random.default_rng(seed)
+    q, k, v, cu_seqlens = bell(seed, lengths, heads, kv_heads, head_dim)
+    arrays = []
+    for x in (q, k, v):
+        powers = np.exp2(rng.integers(-30, 30, x.shape)).astype(np.float32)
+        scaled = x.astype(np.float32) * powers
+        arrays.append(np.where(rng.random(x.shape) < 0.1, 0, scaled).astype(BF16))
+    return *arrays, cu_seqlens
+
+
+def any_bits(seed: int, lengths, heads: int, kv_heads: int, head_dim: int):
+    """Random finite bit patterns: every exponent, subnormals, overflow in S."""
+    rng = np.random.default_rng(seed)
+    tokens = sum(lengths)
+    arrays = []
+    for count in (heads, kv_heads, kv_heads):
+        bits = rng.integers(0, 1 << 16, (tokens, count, head_dim), dtype=np.uint16)
+        bits = np.where((bits & 0x7F80) == 0x7F80, bits & 0x807F, bits).astype(np.uint16)
+        arrays.append(bits.view(BF16))
+    return *arrays, np.cumsum([0, *lengths]).astype(np.int32)
+
+
+def with_specials(seed: int, lengths, heads: int, kv_heads: int, head_dim: int):
+    """Normal values with a few NaN and infinities of both signs in q, k and v."""
+    rng = np.random.default_rng(seed)
+    q, k, v, cu_seqlens = bell(seed, lengths, heads, kv_heads, head_dim)
+    arrays = []
+    for x in (q, k, v):
+        x = x.copy()
+        for value in (np.nan, np.inf, -np.inf):
+            x[tuple(rng.integers(0, extent) for extent in x.shape)] = value
+        arrays.append(x)
+    return *arrays, cu_seqlens
+
+
+def bits(x) -> np.ndarray:
+    """Bit patterns of any array, codes unchanged, every float NaN as one pattern."""
+    x = np.asarray(x)
+    if x.dtype == np.float32:
+        pattern = x.view(np.uint32)
+        return np.where(np.isnan(x), np.uint32(0x7FFFFFFF), pattern)
+    if x.dtype == BF16:
+        return x.view(np.uint16)
+    return x
+
+
+def assert_same(actual, expected, what: str) -> None:
+    """Bit equality of arrays or lists of arrays, with the first place that differs."""
+    if isinstance(expected, list):
+        assert len(actual) == len(expected), what
+        for index, (one, other) in enumerate(zip(actual, expected, strict=True)):
+            assert_same(one, other, f"{what}[{index}]")
+        return
+    a, b = bits(actual), bits(expected)
+    assert a.shape == b.shape, f"{what}: shape {a.shape} instead of {b.shape}"
+    wrong = np.argwhere(a != b)
+    assert not len(wrong), (
+        f"{what}: {len(wrong)} of {a.size} differ, first at {tuple(wrong[0])}:"
+        f" {a[tuple(wrong[0])]:#x} instead of {b[tuple(wrong[0])]:#x}"
+    )

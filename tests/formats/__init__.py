@@ -1,0 +1,1 @@
+"""Tests of `flamia_ref.formats` against recorded conversions, exact rationals and worked examples."""

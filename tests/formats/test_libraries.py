@@ -1,0 +1,211 @@
+"""numpy, eager JAX, compiled JAX and batched JAX give the same bits, wherever they run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flamia_ref.formats import (
+    FORMATS,
+    PRESETS,
+    Overflow,
+    Rounding,
+    decode,
+    dequantize,
+    encode,
+    encode_bits,
+    layout,
+    quantize,
+    quantize_bits,
+)
+from tests.formats import points
+
+BITS = np.concatenate(
+    [points.float32_edges(), points.random_bits32(1024, 1), points.narrow_range(1300, 2)]
+)
+BITS = BITS[: BITS.size // 64 * 64].reshape(-1, 64)
+BLOCKS = [(1, 32), (32, 1), (32, 32), (1, "all"), ("all", 1)]
+
+
+def same(ours: Any, theirs: Any) -> None:
+    """Equal bits, types and shapes; ours is numpy, theirs JAX."""
+    assert isinstance(ours, np.ndarray)
+    assert isinstance(theirs, jax.Array)
+    assert theirs.dtype == ours.dtype
+    kind = f"uint{8 * ours.dtype.itemsize}"
+    np.testing.assert_array_equal(np.asarray(theirs).view(kind), ours.view(kind))
+
+
+def four_ways(function: Callable[[Any], Any], x: Any, *, with_x64: bool = False) -> None:
+    """numpy == eager == the user's jit == vmap in the user's jit, with x64 off or on too."""
+    ours = function(x)
+    traced = jax.jit(function)
+    batched = jax.jit(jax.vmap(function))
+    for x64 in (False, True)[: 1 + with_x64]:
+        with jax.enable_x64(x64):
+            given = jnp.asarray(x)
+            one_of_two = jax.tree.map(lambda y: y[1], batched(jnp.stack([given, given])))
+            for theirs in (function(given), traced(given), one_of_two):
+                jax.tree.map(same, ours, theirs)
+
+
+def test_jax_settings() -> None:
+    assert jax.config.jax_numpy_dtype_promotion == "strict"
+    assert not jax.config.jax_enable_x64
+
+
+DETERMINISTIC = [rounding for rounding in Rounding if rounding is not Rounding.STOCHASTIC]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_encode_float32(name: str) -> None:
+    x, every = jnp.asarray(BITS), name in ("e4m3", "e2m1", "e8m0", "bf16")
+    for rounding in DETERMINISTIC if every else (Rounding.NEAREST_EVEN, Rounding.UP):
+        for overflow in Overflow if every else (Overflow.NATIVE,):
+            ours = encode_bits(BITS, FORMATS[name], rounding=rounding, overflow=overflow)
+            same(ours, encode_bits(x, FORMATS[name], rounding=rounding, overflow=overflow))
+            values = encode(BITS.view(np.float32), name, rounding=rounding, overflow=overflow)
+            np.testing.assert_array_equal(values, ours)
+
+
+@pytest.mark.parametrize("name", ["e4m3", "e2m1", "e8m0", "tf32", "fp32"])
+def test_encode_four_ways(name: str) -> None:
+    four_ways(lambda x: encode(x, name), BITS.view(np.float32), with_x64=name == "e4m3")
+    four_ways(lambda x: encode_bits(x, FORMATS[name], overflow="native"), BITS)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+def test_encode_narrow_inputs(dtype: type) -> None:
+    x = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    four_ways(lambda x: encode(x, "e4m3"), x)
+    for name in ("e8m0", "fp32"):
+        same(encode(x, name), encode(jnp.asarray(x), name))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_encode_float64(name: str) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal(500) * 2.0 ** rng.integers(-30, 30, 500)
+    x = np.concatenate([x, rng.integers(0, 1 << 64, 500, dtype=np.uint64).view(np.float64)])
+    with jax.enable_x64(True):
+        given = jnp.asarray(x)
+        assert given.dtype == np.float64
+        for rounding in ("nearest_even", "up"):
+            same(encode(x, name, rounding=rounding), encode(given, name, rounding=rounding))
+
+
+@pytest.mark.parametrize("width", [8, 16, 32])
+def test_encode_stochastic(width: int) -> None:
+    draws = np.random.default_rng(2).integers(0, 1 << width, BITS.shape, np.dtype(f"uint{width}"))
+    x = BITS.view(np.float32)
+    for name in ("e4m3", "e2m1", "e8m0", "fp32"):
+        ours = encode(x, name, rounding="stochastic", random_bits=draws)
+        given = (jnp.asarray(x), name)
+        same(ours, encode(*given, rounding="stochastic", random_bits=jnp.asarray(draws)))
+
+
+@pytest.mark.parametrize("name", ["e4m3", "e2m1", "e8m0", "fp16", "fp32"])
+def test_exponent_offsets(name: str) -> None:
+    shifts = np.random.default_rng(3).integers(-200, 201, BITS.shape, np.int32)
+
+    def shifted(both: Any) -> Any:
+        return encode_bits(both[0], FORMATS[name], exponent=both[1].astype(np.int32))
+
+    four_ways(shifted, np.stack([BITS, shifts.view(np.uint32)]))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_decode(name: str) -> None:
+    f = FORMATS[name]
+    every = np.arange(1 << min(f.bits, 16), dtype=f.code_dtype)
+    codes = every if f.bits <= 16 else BITS.ravel()
+    four_ways(lambda codes: decode(codes, name), codes)
+    wide = decode(jnp.asarray(codes), name, np.float64)
+    assert isinstance(wide, np.ndarray)
+    assert wide.dtype == np.float64
+    np.testing.assert_array_equal(wide, decode(codes, name).astype(np.float64))
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+@pytest.mark.parametrize("name", PRESETS)
+def test_quantize(name: str, block: Any) -> None:
+    """Wide exponents, subnormals, NaN and infinities; blocks that run over the end."""
+    finite = points.narrow_range(70 * 45, 4).reshape(70, 45)
+    bits = np.concatenate([finite, BITS[:, :45]])
+    four_ways(lambda x: quantize_bits(x, PRESETS[name], block), bits, with_x64=block == (1, 32))
+    tensor = quantize(finite.view(np.float32), name, block=block)
+    same(dequantize(tensor), dequantize(jax.tree.map(jnp.asarray, tensor)))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_block_tensor_passes_through_jax(name: str) -> None:
+    x = jnp.asarray(points.narrow_range(40 * 64, 5).reshape(40, 64).view(np.float32))
+    ours = quantize(np.asarray(x), name)
+    theirs = jax.jit(lambda x: quantize(x, name))(x)
+    assert theirs.format == ours.format
+    assert theirs.block == ours.block == (1, 32)
+    same(ours.codes, theirs.codes)
+    same(ours.scales, theirs.scales)
+    same(dequantize(ours), jax.jit(dequantize)(theirs))
+    many = jax.vmap(lambda x: quantize(x, name))(jnp.stack([x, -x]))
+    assert many.codes.shape == (2, 40, 64)
+    wide = dequantize(theirs, np.float64)
+    np.testing.assert_array_equal(wide, dequantize(ours, np.float64))
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+def test_quantize_narrow_inputs(dtype: type) -> None:
+    bits = points.random_bits32(64 * 32, 6).astype(np.uint16).reshape(64, 32)
+    x = bits.view(dtype)
+    same(quantize(x, "te-mx-e4m3").codes, quantize(jnp.asarray(x), "te-mx-e4m3").codes)
+
+
+def test_layouts() -> None:
+    scales = points.random_bits32(2 * 130 * 9, 7).astype(np.uint8).reshape(2, 130, 9)
+    four_ways(layout.tile_scales_128x4, scales)
+    tiled = layout.tile_scales_128x4(scales)
+    untiled = layout.untile_scales_128x4(jnp.asarray(tiled), scales.shape)
+    same(scales, untiled)
+    nibbles = scales[..., :8] & 15
+    four_ways(layout.pack_fp4, nibbles)
+    four_ways(layout.unpack_fp4, scales)
+
+
+def test_subnormal_scales_are_not_flushed() -> None:
+    """Scale code 0 is 2^-127, which JAX on CPU flushes in float32 arithmetic."""
+    x = jnp.full((1, 32), 2.0**-119, jnp.float32)
+    tensor = quantize(x, "te-mx-e4m3")
+    assert np.asarray(tensor.scales).tolist() == [[0]]
+    assert set(np.asarray(tensor.codes).ravel().tolist()) == {0x78}
+    values = np.asarray(dequantize(tensor)).view(np.uint32)
+    assert set(values.ravel().tolist()) == {0x04000000}
+    zeros = quantize(jnp.zeros((1, 32), jnp.float32), "te-mx-e4m3")
+    assert not np.asarray(zeros.codes).any()
+
+
+def test_traced_float64() -> None:
+    with jax.enable_x64(True):
+        x = jnp.ones((1, 32), jnp.float64)
+        with pytest.raises(TypeError, match="not float64"):
+            jax.jit(lambda x: quantize(x, "te-mx-e4m3"))(x)
+        assert np.asarray(quantize(x, "te-mx-e4m3").scales).tolist() == [[119]]
+    for ask in (
+        lambda codes: decode(codes, "e4m3", np.float64),
+        lambda codes: dequantize(quantize(codes.astype(np.float32), "te-mx-e4m3"), np.float64),
+    ):
+        with pytest.raises(TypeError, match="ask for float32"):
+            jax.jit(ask)(jnp.zeros((1, 32), jnp.uint8))
+
+
+def test_types_that_are_not_floats() -> None:
+    for wrong in (jnp.zeros(3, jnp.int32), jnp.zeros(3, bool), jnp.zeros(3, jnp.float8_e4m3fn)):
+        with pytest.raises(TypeError, match="encode takes"):
+            encode(wrong, "e4m3")
+    with pytest.raises(TypeError, match="codes are integers"):
+        decode(jnp.zeros(3, jnp.float32), "e4m3")
+    with pytest.raises(ValueError, match="e2m1 has no code 16"):
+        decode(jnp.asarray([1, 16]), "e2m1")
