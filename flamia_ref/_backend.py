@@ -260,7 +260,7 @@ def lane_primitive(name: str, function: Function) -> Function:
             moved[last] = jax.numpy.broadcast_to(moved[last], (size, *moved[last].shape[1:]))
             return made.bind(*moved, **static), 0
 
-        made = Primitive(name)
+        made: Any = cast(Any, Primitive)(name)
         made.def_impl(
             lambda *operands, **static: jax.jit(functools.partial(made.bind, **static))(*operands)
         )

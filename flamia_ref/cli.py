@@ -194,18 +194,18 @@ def _formats_list(_: argparse.Namespace) -> Result:
 
 def _formats_show(options: argparse.Namespace) -> Result:
     from flamia_ref._errors import unknown_name
-    from flamia_ref.formats import FORMATS, PRESETS
+    from flamia_ref.formats import FORMATS, PRESETS, ScalarFormat
 
     known: dict[str, Any] = {**FORMATS, **PRESETS}
     if options.name not in known:
         raise unknown_name("format", options.name, known)
-    data = {
-        field.name: getattr(known[options.name], field.name)
-        for field in dataclasses.fields(known[options.name])
-    }
+    found = known[options.name]
+    shown = [field.name for field in dataclasses.fields(found)]
+    if options.name in FORMATS:
+        shown += ["bits", "max", "smallest_normal", "smallest"]
+    data = {key: getattr(found, key) for key in shown}
     plain = {
-        key: getattr(value, "name", value) if dataclasses.is_dataclass(value) else value
-        for key, value in data.items()
+        key: value.name if isinstance(value, ScalarFormat) else value for key, value in data.items()
     }
     return 0, "\n".join(f"{key}: {_words(value)}" for key, value in plain.items()), _json(plain)
 

@@ -26,9 +26,9 @@ from flamia_ref.formats.scalar import FP32
 _PART = 1 << 18  # elements of a numpy array that are quantized at once
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class BlockTensor:
-    """A tensor in a block format. A pytree once JAX is in use.
+    """A tensor in a block format. A pytree once JAX is in use; compare its arrays, not itself.
 
     Attributes:
         codes: element codes [..., rows, columns].

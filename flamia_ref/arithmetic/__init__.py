@@ -1,4 +1,4 @@
-"""What a machine computes: special functions, and float32 operations on bit patterns."""
+"""What a machine computes: matrix instructions, special functions, float32 operations on bits."""
 
 from typing import TYPE_CHECKING
 
@@ -6,6 +6,12 @@ from flamia_ref._lazy import attach
 
 if TYPE_CHECKING:
     from flamia_ref.arithmetic import float32 as float32
+    from flamia_ref.arithmetic.instructions import INSTRUCTIONS as INSTRUCTIONS
+    from flamia_ref.arithmetic.instructions import Instruction as Instruction
+    from flamia_ref.arithmetic.instructions import Summation as Summation
+    from flamia_ref.arithmetic.products import fused_dot as fused_dot
+    from flamia_ref.arithmetic.products import matmul as matmul
+    from flamia_ref.arithmetic.products import matmul_bits as matmul_bits
     from flamia_ref.arithmetic.special import SPECIAL_MODELS as SPECIAL_MODELS
     from flamia_ref.arithmetic.special import SpecialModel as SpecialModel
     from flamia_ref.arithmetic.special import exp2 as exp2
@@ -16,6 +22,8 @@ else:
         __name__,
         {
             "float32": [],
+            "instructions": ["INSTRUCTIONS", "Instruction", "Summation"],
+            "products": ["fused_dot", "matmul", "matmul_bits"],
             "special": ["SPECIAL_MODELS", "SpecialModel", "exp2", "log2", "reciprocal"],
         },
     )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flamia_ref import _backend
 from flamia_ref._backend import Array
-from flamia_ref._errors import shown
+from flamia_ref._errors import shown, unknown_name
 from flamia_ref.arithmetic.instructions import INSTRUCTIONS, Instruction, Summation
 from flamia_ref.formats import FORMATS, BlockTensor, ScalarFormat
-from flamia_ref.formats.scalar import scalar_format
 
 
 class Operand(NamedTuple):
@@ -78,7 +78,8 @@ def check_pair(left: Operand, right: Operand, rules: Instruction, scale_format: 
             f"a is {left.element.name} and b {right.element.name}; {rules.name} takes two operands of one format"
         )
     if scale_format is not None:
-        given = _registered_format("scale_format", scale_format).name
+        allowed_names = FORMATS if rules.scale_format is None else (rules.scale_format,)
+        given = _registered_format("scale_format", scale_format, allowed_names).name
         if given != rules.scale_format:
             allowed = rules.scale_format or "no scales: leave it out"
             raise ValueError(f"scale_format is {given}; {rules.name} takes {allowed}")
@@ -94,7 +95,7 @@ def check_pair(left: Operand, right: Operand, rules: Instruction, scale_format: 
 def check_dtype(name: str, x: Any, dtype: Any, note: str = "") -> None:
     """Raise TypeError if `x` is not an array of `dtype`; `note` ends the message."""
     if not (isinstance(x, np.ndarray) or _backend.is_jax(x)):
-        raise TypeError(f"{name} is {shown(type(x).__name__)}; it must be a numpy or JAX array")
+        raise TypeError(f"{name} is a {type(x).__name__}; it must be a numpy or JAX array")
     if x.dtype != np.dtype(dtype):
         raise TypeError(f"{name} holds {x.dtype}; it must hold {np.dtype(dtype).name}{note}")
 
@@ -119,19 +120,24 @@ def _element(name: str, element: str | ScalarFormat | None, rules: Instruction) 
     allowed = ", ".join(rules.operand_formats)
     if element is None and len(rules.operand_formats) > 1:
         raise ValueError(f"{name}_format is missing; {rules.name} takes {allowed}")
-    chosen = _registered_format(f"{name}_format", element or rules.operand_formats[0])
+    given = rules.operand_formats[0] if element is None else element
+    chosen = _registered_format(f"{name}_format", given, rules.operand_formats)
     if chosen.name not in rules.operand_formats:
         raise ValueError(f"{name} is {chosen.name}; {rules.name} takes {allowed}")
     return chosen
 
 
-def _registered_format(name: str, given: Any) -> ScalarFormat:
-    if not isinstance(given, str | ScalarFormat):
+def _registered_format(name: str, given: Any, allowed: Iterable[str]) -> ScalarFormat:
+    """The format that the argument called `name` means; `allowed` is for the error."""
+    if isinstance(given, str):
+        if given not in FORMATS:
+            raise unknown_name(name, given, allowed)
+        return FORMATS[given]
+    if not isinstance(given, ScalarFormat):
         raise TypeError(f"{name} is a name in FORMATS or one of its values, not {shown(given)}")
-    chosen = scalar_format(given)
-    if FORMATS.get(chosen.name) != chosen:
-        raise ValueError(f"{name} {chosen.name} is not in FORMATS; instructions take only those")
-    return chosen
+    if FORMATS.get(given.name) != given:
+        raise ValueError(f"{name} {given.name} is not in FORMATS; instructions take only those")
+    return given
 
 
 def _check_codes(name: str, codes: Any, element: ScalarFormat, axes: str) -> None:
@@ -175,7 +181,7 @@ def _block_scales(name: str, tensor: BlockTensor, rules: Instruction, k_axis: in
         raise ValueError(
             f"{name} has a tensor scale, which no instruction takes; multiply the result by it instead"
         )
-    if tensor.format.scale.name != rules.scale_format:
+    if tensor.format.scale != FORMATS[str(rules.scale_format)]:
         raise ValueError(
             f"{name} has {tensor.format.scale.name} scales; {rules.name} takes {rules.scale_format}"
         )

@@ -87,6 +87,7 @@ def forward(
     Source: the recipe's.
     """
     chosen = inputs.chosen_recipe(recipe)
+    inputs.check_computed(chosen)
     inputs.refuse_unsupported(
         chosen.name, cu_seqlens_k=cu_seqlens_k, window=window, softcap=softcap, sink=sink
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal, localcontext
 from fractions import Fraction
+from operator import attrgetter
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import numpy as np
 from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref._errors import InputRounded, shown, unknown_name
-from flamia_ref.attention.recipe import Recipe
+from flamia_ref.attention.recipe import Recipe, Scope, Use
 from flamia_ref.attention.recipes import RECIPES
 from flamia_ref.formats import BF16, Overflow, encode_bits
 from flamia_ref.packing import Documents
@@ -28,6 +29,26 @@ _NO_GRADIENT = (
     "attention.forward rounds its inputs to codes and has no gradient; keep it out of jax.grad, or give it"
     " inputs under jax.lax.stop_gradient"
 )
+
+
+_MX = ("te-mx-e4m3", "ocp-mx-floor-e4m3")
+_SCALED = ("sm100.tcgen05.mxf8f6f4", "exact")
+_COMPUTED: Mapping[str, tuple[Any, ...]] = {
+    "input": ("bf16",),
+    "output": ("bf16",),
+    "tiles.query": (32, 64, 128),
+    "s.instruction": _SCALED,
+    "o.instruction": _SCALED,
+    **{f"{use}.format": _MX for use in ("s.left", "s.right", "o.left", "o.right")},
+    **{f"{use}.block": ((1, "all"),) for use in ("s.left", "s.right", "o.right")},
+    **{f"{use}.scope": (Scope.TOKEN,) for use in ("s.left", "s.right", "o.right")},
+    **{f"{use}.scale_folded_into": (None,) for use in ("s.left", "s.right", "o.left")},
+    **{f"{use}.same_codes_as": (None,) for use in ("s.left", "s.right", "o.left", "o.right")},
+    "o.left.block": ((1, 32),),
+    "o.left.scope": (Scope.BLOCK,),
+    "o.right.scale_folded_into": (Use.O_P,),
+}
+"""What the forward computes, by dotted path into a recipe."""
 
 
 class Inputs(NamedTuple):
@@ -53,6 +74,22 @@ def chosen_recipe(recipe: Recipe | str) -> Recipe:
     raise TypeError(f"recipe is {shown(recipe)}; it must be a Recipe or a name in RECIPES")
 
 
+def check_computed(recipe: Recipe) -> None:
+    """Refuse a recipe whose forward this package does not compute, naming the part and what is computed."""
+    for path, allowed in _COMPUTED.items():
+        value = attrgetter(path)(recipe)
+        if value not in allowed:
+            raise ValueError(
+                f"recipe {recipe.name!r} has {path} = {shown(value)}; the forward computes"
+                f" {' or '.join(map(shown, allowed))}"
+            )
+    if recipe.tiles.query != recipe.tiles.key:
+        raise ValueError(
+            f"recipe {recipe.name!r} has tiles of {recipe.tiles.query} queries and {recipe.tiles.key} keys;"
+            " the forward computes square tiles"
+        )
+
+
 def check(
     q: Any, k: Any, v: Any, recipe: Recipe, *, cu_seqlens: Any, causal: Any, softmax_scale: Any
 ) -> Inputs:
@@ -60,10 +97,6 @@ def check(
     documents, scale = check_shapes(
         q, k, v, cu_seqlens=cu_seqlens, causal=causal, softmax_scale=softmax_scale, dtypes=DTYPES
     )
-    if recipe.input != "bf16":
-        raise ValueError(
-            f"recipe {recipe.name} has input format {recipe.input}; only bf16 is computed"
-        )
     library = _backend.namespace(q)
     arrays = {"q": q, "k": k, "v": v}
     if _backend.on_host(q, k, v):

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from flamia_ref._errors import shown, unknown_name
 from flamia_ref.arithmetic.instructions import INSTRUCTIONS
+from flamia_ref.arithmetic.special import SPECIAL_MODELS
 from flamia_ref.evidence import Evidence, weakest
 from flamia_ref.formats import FORMATS, PRESETS
 
@@ -116,6 +117,12 @@ class Softmax:
     base: Literal["integer_max"] = "integer_max"
     row_sum: Literal["eight_lanes"] = "eight_lanes"
     lse: Literal["natural"] = "natural"
+
+    def __post_init__(self) -> None:
+        for function in ("exp2", "log2", "reciprocal"):
+            models = [name for name, model in SPECIAL_MODELS.items() if function in model.functions]
+            if getattr(self, function) not in models:
+                raise unknown_name(f"{function} model", getattr(self, function), models)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,9 +238,7 @@ class Recipe:
                 text = json.loads(text)
             except json.JSONDecodeError as error:
                 raise ValueError(f"recipe is not JSON: {error}") from None
-        recipe = _typed(Recipe, text, "recipe")
-        assert isinstance(recipe, Recipe)
-        return recipe
+        return cast(Recipe, _typed(Recipe, text, "recipe"))
 
 
 _LEFT = {Use.S_Q, Use.O_P, Use.DP_DO, Use.DV_P, Use.DQ_DS, Use.DK_DS}

@@ -5,6 +5,7 @@ Arrays have a leading tile axis. Floats are float32 bits. Only these functions a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import NamedTuple
 
@@ -21,9 +22,13 @@ _UNIT = np.uint8(127)  # e8m0 code of 2^0
 _NEGATIVE_INFINITY = _float32.INFINITY | _float32.SIGN
 _LN_2 = np.uint32(0x3F317218)
 _LANES = 8
-_EXP2 = {"mufu.sm90": mufu.exp2_bits, "correct": lambda x, _: correct.exp2_bits(x)}
-_LOG2 = {"mufu.sm90": mufu.log2_bits}
-_RECIPROCAL = {"mufu.sm90": mufu.reciprocal_bits}
+_Function = Callable[[Array, mufu.Tables], Array]
+_EXP2: Mapping[str, _Function] = {
+    "mufu.sm90": mufu.exp2_bits,
+    "correct": lambda x, _: correct.exp2_bits(x),
+}
+_LOG2: Mapping[str, _Function] = {"mufu.sm90": mufu.log2_bits}
+_RECIPROCAL: Mapping[str, _Function] = {"mufu.sm90": mufu.reciprocal_bits}
 
 
 class Rows(NamedTuple):

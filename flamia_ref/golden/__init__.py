@@ -1,4 +1,12 @@
-"""Golden packs: make them from the simulator, read them, check kernels against them."""
+"""Golden packs: make them from the simulator, read them, check kernels against them.
+
+A pack is a folder with ``manifest.json`` and one ``CASE.safetensors`` a case, CASE being the name of
+the data, a dot, and the name of the recipe. A case file holds the inputs, the stages and the outputs
+by name (`flamia_ref.golden.dataflow` lists them), as U8, U16, I32 and F32: bfloat16, codes and scales
+are their bits, and the manifest says what they mean. A stage that is a list with an array a document
+is one tensor a document: ``s.0``, ``s.1``, ... Scales are there twice: in order, and as
+``q.scales.tiled.0``, ... in the 128x4 tiles that kernels load, padded for each document.
+"""
 
 from typing import TYPE_CHECKING
 

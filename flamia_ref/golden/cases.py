@@ -72,6 +72,8 @@ class CaseSpec:
             raise ValueError(
                 f"case name {shown(self.name)} is not plain; use at most 80 of a-z 0-9 . _ -"
             )
+        if not self.why.isprintable():
+            raise ValueError(f"case {self.name}: why is {shown(self.why)}; it must be printable")
         counts = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
         for what, count in counts.items():
             if not 1 <= count <= LARGEST:

@@ -80,10 +80,9 @@ def _case(case: Case, source: Source) -> CaseResult:
         return CaseResult(name=case.name, status=Status.MISSING, note="no results were given")
     known = (case.places[name].stage for name in given if name in case.places)
     if all(stage.role is Role.INPUT for stage in known):
-        names = ", ".join(sorted(given)[:6]) or "nothing"
         raise ValueError(
-            f"the results of {case} hold no stage and no output (they hold {names}); give at least "
-            f"{' and '.join(OUTPUTS)}"
+            f"the results of {case} hold no stage and no output, but {shown(sorted(given))}; give "
+            f"at least {' and '.join(OUTPUTS)}"
         )
     return _compared(case, given)
 

@@ -183,8 +183,11 @@ def _manifest(reader: Reader) -> Manifest:
         raise ValueError(f"{FILE_NAME} lists a case twice")
     if not cases:
         raise ValueError(f"{FILE_NAME} lists no case")
+    suite = reader["suite"].text()
+    if not PLAIN_NAME.match(suite):
+        raise ValueError(f"{FILE_NAME}: suite name {shown(suite)} is not plain")
     return Manifest(
-        suite=reader["suite"].text(),
+        suite=suite,
         recipes=MappingProxyType(recipes),
         cases=cases,
         numerics_version=reader["numerics_version"].integer(),

@@ -90,9 +90,16 @@ class Pack:
         return f"Pack({str(self.folder)!r}, {len(self)} cases)"
 
     def __getitem__(self, name: str) -> Case:
-        if name not in self.cases:
+        """Return the case of a name. The recipe may be left out where that leaves one case.
+
+        Raises ValueError (and KeyError) where there is none.
+        """
+        if name in self.cases:
+            return self.cases[name]
+        alike = [case for case in self if case.spec.name == name]
+        if len(alike) != 1:
             raise unknown_name("case", name, self.cases)
-        return self.cases[name]
+        return alike[0]
 
 
 def load(folder: str | os.PathLike[str]) -> Pack:

@@ -46,7 +46,7 @@ ELEMENTS = {
     )
 }
 PAIRS = [*((a, b) for a in NARROW for b in NARROW), ("bf16", "bf16"), ("fp16", "fp16")]
-Product = tuple[int, int, int, int]  # exponent, sign, fractions of a and b; see `_Maker.code`
+Product = tuple[int, int, int, int]  # exponent, sign, fractions of a and b; see `Maker.code`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,18 +121,19 @@ def arguments(rows: Sequence[Row], pair: tuple[str, str]) -> dict[str, Any]:
 @functools.cache
 def adversarial(pair: tuple[str, str]) -> tuple[list[Row], npt.NDArray[np.uint32]]:
     """All rows of a pair of formats, and their results."""
-    rows = list(_Maker(pair).rows())
+    rows = list(Maker(pair).rows())
     return rows, results(rows, pair)
 
 
-class _Maker:
+class Maker:
     """Makes rows for one pair of formats."""
 
-    def __init__(self, pair: tuple[str, str]) -> None:
+    def __init__(self, pair: tuple[str, str], *, seed: int = 0, k: int = K) -> None:
+        self.k = k
         self.a, self.b = (ELEMENTS[name] for name in pair)
         self.scaled = instruction(pair) == "sm100.tcgen05.mxf8f6f4"
         self.terms = terms(pair)
-        self.rng = np.random.default_rng([ord(letter) for letter in "".join(pair)])
+        self.rng = np.random.default_rng([seed, *(ord(letter) for letter in "".join(pair))])
 
     def rows(self) -> Iterator[Row]:
         families = (
@@ -201,13 +202,14 @@ class _Maker:
         A step of None holds only zeros; `at` of None is any step. Returns None where the formats
         cannot hold the products.
         """
-        count = -(-K // self.terms)
-        last_is_short = len(steps[-1] or ()) <= K % self.terms
+        count = -(-self.k // self.terms)
+        last_is_short = len(steps[-1] or ()) <= self.k % self.terms
         latest = count - len(steps) - (not last_is_short)
         first = self.integer(0, latest) if at is None else at
-        a = [self.zero(self.a) for _ in range(K)]
-        b = [self.zero(self.b) for _ in range(K)]
-        scales = [[self.scale() for _ in range(count)] for _ in "ab"]
+        a, b = ((x.sign_bit * self.rng.integers(0, 2, self.k)).tolist() for x in (self.a, self.b))
+        anywhere = self.rng.integers(0, 255, (2, count))
+        extremes = np.array([0, 1, 127, 253, 254])[self.rng.integers(0, 5, (2, count))]
+        scales = np.where(self.rng.integers(0, 6, (2, count)), extremes, anywhere).tolist()
         for step, products in enumerate(steps, start=first):
             if not products:
                 continue
@@ -215,10 +217,11 @@ class _Maker:
             if shift is None:
                 return None
             if self.scaled:
-                half = max(0, min(254, 127 + shift // 2 + self.integer(-5, 5)))
-                half = max(shift + 254 - 254, min(half, shift + 254))
-                scales[0][step], scales[1][step] = half, shift + 254 - half
-            room = min(self.terms, K - step * self.terms)
+                # The bytes of both scales: they add up to shift + 2 * 127 and are 0 to 254 each.
+                wanted = 127 + shift // 2 + self.integer(-5, 5)
+                byte = max(0, shift, min(wanted, 254, shift + 254))
+                scales[0][step], scales[1][step] = byte, shift + 254 - byte
+            room = min(self.terms, self.k - step * self.terms)
             places = step * self.terms + self.rng.permutation(room)[: len(products)]
             for place, (exponent, sign, a_fraction, b_fraction) in zip(
                 places.tolist(), products, strict=True
@@ -228,9 +231,6 @@ class _Maker:
                 a[place] = self.code(self.a, a_exponent, a_fraction, sign * flip < 0)
                 b[place] = self.code(self.b, b_exponent, b_fraction, flip < 0)
         return Row(why=why, a=a, b=b, a_scales=scales[0], b_scales=scales[1], c=c)
-
-    def scale(self) -> int:
-        return int(self.rng.choice([0, 1, 127, 253, 254, self.integer(0, 254)]))
 
     def shift(self, exponents: list[int]) -> int | None:
         """An exponent for the scales that brings all products into the range of the elements."""
@@ -360,7 +360,7 @@ class _Maker:
 
     def specials(self) -> Iterator[Row | None]:
         """NaN and infinity in elements, scales and accumulators, in every step."""
-        steps = -(-K // self.terms)
+        steps = -(-self.k // self.terms)
         infinities = (float32.INFINITY, float32.MINUS_INFINITY)
         for c in (*infinities, 0x7F800001, 0x7FC00000, 0xFF800001, 0xFFFFFFFF):
             yield self.row("NaN or infinite c, zeros", c, None)
@@ -369,7 +369,7 @@ class _Maker:
                 big = [(127, sign, 0, 0)] * 2
                 yield self.row("infinite c, opposite overflow", c, big)
         for step in range(steps):
-            place = min(step * self.terms + self.integer(0, self.terms - 1), K - 1)
+            place = min(step * self.terms + self.integer(0, self.terms - 1), self.k - 1)
             ordinary = [(0, 1, 0, 0)]
             if self.scaled:
                 for side in ("a_scales", "b_scales"):
@@ -390,7 +390,7 @@ class _Maker:
                     opposite = special ^ element.sign_bit
                     for second in (opposite, special):
                         row = self.row("two specials", 0, None)
-                        for at, code in ((place, special), ((place + 7) % K, second)):
+                        for at, code in ((place, special), ((place + 7) % self.k, second)):
                             row = _with(_with(row, side, at, code), other, at, plain)
                         yield row
             if self.scaled and self.a.infinity is not None and step:
@@ -407,9 +407,9 @@ class _Maker:
         for _ in range(20):
             yield self.random(
                 "any bits",
-                self.rng.integers(0, 2 * self.a.sign_bit, K),
-                self.rng.integers(0, 2 * self.b.sign_bit, K),
-                self.rng.integers(0, 256, (2, -(-K // self.terms))),
+                self.rng.integers(0, 2 * self.a.sign_bit, self.k),
+                self.rng.integers(0, 2 * self.b.sign_bit, self.k),
+                self.rng.integers(0, 256, (2, -(-self.k // self.terms))),
                 int(self.rng.integers(0, 1 << 32)),
             )
 
@@ -418,14 +418,14 @@ class _Maker:
         for spread, density in ((0, 1.0), (3, 1.0), (12, 0.6), (127, 1.0), (127, 0.1)):
             for _ in range(20):
                 a, b = (self.finite(element, density) for element in (self.a, self.b))
-                scales = 127 + self.rng.integers(-spread, spread + 1, (2, -(-K // self.terms)))
+                scales = 127 + self.rng.integers(-spread, spread + 1, (2, -(-self.k // self.terms)))
                 c = self.float32(self.integer(-20, 20)) if self.integer(0, 2) else 0
                 yield self.random("finite", a, b, np.clip(scales, 0, 254), c)
 
     def finite(self, element: codes.Element, density: float) -> npt.NDArray[np.int64]:
-        magnitude = self.rng.integers(0, element.largest + 1, K)
-        magnitude = np.where(self.rng.random(K) < density, magnitude, 0)
-        return magnitude | element.sign_bit * self.rng.integers(0, 2, K)
+        magnitude = self.rng.integers(0, element.largest + 1, self.k)
+        magnitude = np.where(self.rng.random(self.k) < density, magnitude, 0)
+        return magnitude | element.sign_bit * self.rng.integers(0, 2, self.k)
 
     def random(self, why: str, a: Any, b: Any, scales: Any, c: int) -> Row:
         first, second = scales.tolist()

@@ -1,5 +1,6 @@
 """The public special functions: names, types, errors, evidence. Their bits have their own tests."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -28,20 +29,38 @@ def test_libraries(function: str, model: str) -> None:
     assert isinstance(plain, np.ndarray)
     assert plain.dtype == np.float32
     assert plain.shape == X.shape
-    bits_rule = getattr(special, f"{function}_bits")
-    bits = bits_rule(X.view(np.uint32), mufu.tables(np), model=model)
-    np.testing.assert_array_equal(plain.view(np.uint32), bits)
+    words = X.view(np.uint32)
+    expected = getattr(special, f"{function}_bits")(words, mufu.tables(np), model=model)
+    np.testing.assert_array_equal(plain.view(np.uint32), expected)
     for x64 in (False, True):
         with jax.enable_x64(x64):
-            x = jnp.asarray(X)
-            for result in (
-                call(x, model),
-                jax.jit(lambda x: call(x, model))(x),
-                jax.vmap(lambda x: call(x, model))(x),
-            ):
+            for mode in (call, jax.vmap(call, in_axes=(0, None))):
+                result = mode(jnp.asarray(X), model)
                 assert isinstance(result, jax.Array)
                 assert result.dtype == jnp.float32
-                np.testing.assert_array_equal(np.asarray(result).view(np.uint32), bits)
+                np.testing.assert_array_equal(np.asarray(result).view(np.uint32), expected)
+
+
+@pytest.fixture
+def no_compilation_cache() -> Iterator[None]:
+    """Programs with tables as constants take seconds to write to the cache on disk."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, 1e9)
+    yield
+    jax.config.update(name, before)
+
+
+@pytest.mark.usefixtures("no_compilation_cache")
+@pytest.mark.parametrize(("function", "model"), PAIRS)
+def test_in_the_callers_program(function: str, model: str) -> None:
+    call = getattr(arithmetic, function)
+    result = jax.jit(lambda x: call(x, model))(jnp.asarray(X))
+    expected = call(X, model).view(np.uint32)
+    np.testing.assert_array_equal(np.asarray(result).view(np.uint32), expected)
+    # What was kept while the caller's program was traced is no tracer.
+    assert isinstance(mufu.tables(jnp).ex2, jax.Array)
+    assert not isinstance(mufu.tables(jnp).ex2, jax.core.Tracer)
 
 
 @pytest.mark.parametrize(("function", "model"), PAIRS)

@@ -221,7 +221,9 @@ def test_rows_do_not_share_a_block() -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-@pytest.mark.parametrize("shape", [(1, 1), (3, 31), (33, 33), (2, 3, 40, 65), (64, 32), (0, 8)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (3, 31), (33, 33), (2, 3, 40, 65), (64, 32), (0, 8), (8, 0)]
+)
 @pytest.mark.parametrize("name", PRESETS)
 def test_each_block_is_quantized_by_itself(name: str, shape: Any, block: Any) -> None:
     """Blocks cut by hand, partial ones too, each by the exact rule."""

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from flamia_ref import golden
-from flamia_ref._errors import Registry
-from tests.golden.packs import TINY
+from tests.golden.packs import WITH_TINY
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +16,7 @@ def tiny_suite() -> Iterator[None]:
     import flamia_ref.golden.making as making
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(making, "SUITES", Registry("suite", [("tiny", TINY)]))
+        patch.setattr(making, "SUITES", WITH_TINY)
         yield
 
 

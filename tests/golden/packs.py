@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from flamia_ref.golden.cases import CaseSpec, Plant
+from flamia_ref._errors import Registry
+from flamia_ref.golden.cases import SUITES, CaseSpec, Plant
 from flamia_ref.golden.inputs import Distribution
 
 RECIPE = "flamia-mxfp8-folded"
@@ -43,6 +44,9 @@ TINY = (
         flags=("nan",),
     ),
 )
+
+# The suites of the package, and one of the small cases.
+WITH_TINY = Registry("suite", [*SUITES.items(), ("tiny", TINY)])
 
 _TYPES = {"U8": "u1", "U16": "<u2", "I32": "<i4", "F32": "<f4"}
 

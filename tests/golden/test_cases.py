@@ -1,8 +1,10 @@
 """The smoke suite holds what it is meant to hold; bad cases are refused."""
 
 import hashlib
+import json
 import math
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,16 +12,14 @@ import pytest
 
 from flamia_ref.golden import SUITES
 from flamia_ref.golden.cases import Plant
-from tests.golden.packs import spec
+from tests.golden.packs import read_safetensors, spec
 
 SMOKE = {case.name: case for case in SUITES["smoke"]}
 
-# SHA-256 of the bytes in the recording, cut to tokens 361..511 and one key/value head.
-RECORDED = {
-    "q": "09a2a274c62008b9974a529db537f1350e63e97490672a691b1931de6c3f21d9",
-    "k": "904ce684fbf101febe91f09c18e4d73fa9dd1700ace7eb18409d34aebf8d952c",
-    "v": "763b36063ad6588cf8f2fac533385f2638967a6f5e1bb2c6c84bc8d82ceb8e29",
-}
+# The first eight digits of the SHA-256 of the recording's bytes, cut to these tokens and heads,
+# computed from the recording itself.
+RECORDED = {"q": "09a2a274", "k": "904ce684", "v": "763b3606", "dout": "149f95e7"}
+DATA = resources.files("flamia_ref.golden") / "data"
 
 
 def test_the_smoke_suite_covers_what_it_should() -> None:
@@ -51,17 +51,22 @@ def test_the_real_case_is_the_recording() -> None:
         "k": (151, 1, 64),
         "v": (151, 1, 64),
     }
-    digests = {
-        name: hashlib.sha256(bits.astype("<u2").tobytes()).hexdigest()
-        for name, bits in inputs.items()
-    }
-    assert digests == RECORDED
+    for name, bits in inputs.items():
+        digest = hashlib.sha256(bits.astype("<u2").tobytes()).hexdigest()
+        assert digest.startswith(RECORDED[name])
 
 
 def test_the_recording_says_where_it_comes_from() -> None:
-    text = (resources.files("flamia_ref.golden") / "data" / "README.md").read_text()
-    assert "Apache-2.0" in text
-    assert "361 to 511" in text
+    provenance = json.loads((DATA / "smollm2-layer14.json").read_text())
+    assert provenance["licence"] == "Apache-2.0"
+    path = Path(str(DATA / "smollm2-layer14.safetensors"))
+    for name, bits in read_safetensors(path).items():
+        digest = hashlib.sha256(bits.tobytes()).hexdigest()
+        if name == "cu_seqlens":
+            assert bits.tolist() == [0, 75, 139, 151]
+        else:
+            assert digest == provenance["sha256"][name]
+            assert digest.startswith(RECORDED[name])
 
 
 def test_the_inputs_are_a_copy() -> None:
@@ -103,6 +108,7 @@ def test_the_default_scale_is_the_correctly_rounded_one() -> None:
         ({"name": "Upper"}, "is not plain"),
         ({"name": "a\n"}, "is not plain"),
         ({"name": "a" * 81}, "is not plain"),
+        ({"why": "\x1b[2J"}, "why is .*; it must be printable"),
         ({"heads": 0}, "heads is 0"),
         ({"heads": 3, "kv_heads": 2}, "3 heads do not divide over 2 kv_heads"),
         ({"head_dim": 33}, "head_dim 33 is no multiple of 32"),

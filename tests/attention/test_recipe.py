@@ -1,0 +1,144 @@
+"""The recipe as data: round trip, uses, evidence, and errors that name the field."""
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+
+from flamia_ref.attention import RECIPES, Recipe, Use, forward
+from flamia_ref.attention.recipe import Scope
+from flamia_ref.evidence import Evidence
+from tests.attention.samples import bell
+
+FOLDED = RECIPES["flamia-mxfp8-folded"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_json_round_trip(name: str) -> None:
+    recipe = RECIPES[name]
+    text = recipe.to_json()
+    again = Recipe.from_json(text)
+    assert again == recipe
+    assert hash(again) == hash(recipe)
+    assert again.to_json() == text
+    assert Recipe.from_json(json.loads(text)) == recipe
+
+
+def test_the_twelve_uses() -> None:
+    uses = dict(FOLDED.uses())
+    assert len(uses) == 12
+    assert uses[Use("dk.q")].same_codes_as is Use.S_Q
+    assert FOLDED.operand("o.v").scale_folded_into is Use.O_P
+    with pytest.raises(ValueError, match=r"unknown use 'o\.k'"):
+        FOLDED.operand("o.k")
+
+
+def test_every_part_has_evidence_and_the_weakest_is_shown() -> None:
+    assert FOLDED.evidence("s.instruction").evidence is Evidence.SIMULATED
+    assert FOLDED.evidence("s.left.format").evidence is Evidence.DERIVED
+    assert FOLDED.label is Evidence.ASSUMED
+    steps = {path: step for path, step in FOLDED.steps.items() if path != "tiles"}
+    with pytest.raises(ValueError, match=r"no evidence for tiles\.query, tiles\.key"):
+        dataclasses.replace(FOLDED, steps=steps)
+
+
+def test_replace_makes_another_recipe() -> None:
+    softmax = dataclasses.replace(FOLDED.softmax, exp2="correct")
+    other = dataclasses.replace(FOLDED, name="mine", softmax=softmax)
+    assert other != FOLDED
+    assert Recipe.from_json(other.to_json()) == other
+
+
+def _broken(change) -> str:
+    plain = json.loads(FOLDED.to_json())
+    change(plain)
+    return json.dumps(plain)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r.pop("softmax"), "recipe has no softmax"),
+        (lambda r: r.update(sofmax={}), "unknown field of recipe 'sofmax'; did you mean 'softmax'"),
+        (lambda r: r["s"].update(instruction="mxf8"), "unknown instruction 'mxf8'"),
+        (lambda r: r["s"]["left"].update(format="e4m4"), "unknown operand format 'e4m4'"),
+        (lambda r: r["o"]["left"].update(block=[1, "row"]), "recipe.o.left.block[] is 'row'"),
+        (lambda r: r["o"]["left"].update(block=[1]), "it must be a list of 2"),
+        (lambda r: r["o"]["left"].update(scope="row"), "recipe.o.left.scope is 'row'; allowed"),
+        (lambda r: r["softmax"].update(base="max"), "recipe.softmax.base is 'max'; allowed"),
+        (lambda r: r["softmax"].update(exp2="libm"), "unknown exp2 model 'libm'"),
+        (lambda r: r["tiles"].update(key=True), "recipe.tiles.key is True; it must be a int"),
+        (lambda r: r.update(input="bf17"), "unknown format 'bf17'"),
+        (lambda r: r.update(name=3), "recipe.name is 3; it must be a str"),
+        (lambda r: r.update(s=[]), "recipe.s is []; it must be an object"),
+        (lambda r: r["steps"]["s"].update(evidence="sure"), "recipe.steps['s'].evidence is 'sure'"),
+    ],
+)
+def test_bad_json_names_the_field(change, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        Recipe.from_json(_broken(change))
+    assert "\n" not in str(caught.value)
+
+
+def test_not_json() -> None:
+    with pytest.raises(ValueError, match="recipe is not JSON"):
+        Recipe.from_json("{")
+    with pytest.raises(ValueError, match="it must be an object"):
+        Recipe.from_json("[]")
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        (
+            "o",
+            {"left": {"block": (32, 32)}},
+            "o.left.block = (32, 32); the forward computes (1, 32)",
+        ),
+        ("s", {"left": {"block": (1, 32)}}, "s.left.block = (1, 32)"),
+        ("s", {"right": {"scope": Scope.BLOCK}}, "s.right.scope"),
+        ("o", {"right": {"scale_folded_into": None}}, "o.right.scale_folded_into = None"),
+        ("s", {"instruction": "sm100.tcgen05.f16"}, "s.instruction = 'sm100.tcgen05.f16'"),
+        ("tiles", {"key": 64}, "tiles of 128 queries and 64 keys"),
+        ("tiles", {"query": 256, "key": 256}, "tiles.query = 256"),
+    ],
+)
+def test_a_recipe_that_is_not_computed_is_refused(part: str, change, message: str) -> None:
+    old = getattr(FOLDED, part)
+    fields = {
+        name: dataclasses.replace(getattr(old, name), **value) if isinstance(value, dict) else value
+        for name, value in change.items()
+    }
+    changed = dataclasses.replace(FOLDED, **{part: dataclasses.replace(old, **fields)})
+    x = np.zeros((4, 1, 32), np.float32)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        forward(x, x, x, changed)
+
+
+def test_knobs_of_a_recipe_are_used() -> None:
+    """A changed knob that is computed gives other bits: nothing is read and ignored."""
+    q, k, v, _ = bell(0, [140], 1, 1, 32)
+
+    def bits(recipe: Recipe) -> list[bytes]:
+        result = forward(q, k, v, recipe, trace=("s", "p", "p.o.codes", "o"))
+        traced = (np.asarray(x) for x in result.trace.values())
+        return [x.tobytes() for x in (*traced, result.out, result.lse)]
+
+    base = bits(FOLDED)
+    replace = dataclasses.replace
+    others = {
+        "softmax.exp2": replace(FOLDED, softmax=replace(FOLDED.softmax, exp2="correct")),
+        "s.instruction": replace(FOLDED, s=replace(FOLDED.s, instruction="exact")),
+        "o.instruction": replace(FOLDED, o=replace(FOLDED.o, instruction="exact")),
+        "tiles": replace(FOLDED, tiles=replace(FOLDED.tiles, query=32, key=32)),
+        "s.left.format": replace(
+            FOLDED, s=replace(FOLDED.s, left=replace(FOLDED.s.left, format="ocp-mx-floor-e4m3"))
+        ),
+        "o.left.format": replace(
+            FOLDED, o=replace(FOLDED.o, left=replace(FOLDED.o.left, format="ocp-mx-floor-e4m3"))
+        ),
+    }
+    for path, recipe in others.items():
+        assert bits(recipe) != base, path
