@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flamia_ref import _backend
+
 if TYPE_CHECKING:
     from flamia_ref.attention import Recipe
 
@@ -29,7 +31,7 @@ def jax_kernel(q: Any, k: Any, v: Any, **keywords: Any) -> dict[str, Any]:
         import jax.numpy as jnp
     except ImportError as error:
         raise ImportError("this kernel needs JAX: pip install 'flamia-ref[jax]'") from error
-    return _run(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), **keywords)
+    return _run(*(_backend.put(np.asarray(x), jnp) for x in (q, k, v)), **keywords)
 
 
 def _run(

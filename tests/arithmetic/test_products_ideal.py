@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from flamia_ref.arithmetic.products import fused_dot, matmul
+from flamia_ref.arithmetic import fused_dot, matmul
 from tests.arithmetic import product_rows
 from tests.independent import codes, float32
 

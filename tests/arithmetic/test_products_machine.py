@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flamia_ref.arithmetic.products import fused_dot, matmul_bits
+from flamia_ref.arithmetic import fused_dot, matmul_bits
 from tests.arithmetic import product_rows
 from tests.arithmetic.product_rows import PAIRS, Row, adversarial, arguments, results
 from tests.independent import float32, machine

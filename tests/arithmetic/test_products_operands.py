@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flamia_ref.arithmetic.instructions import INSTRUCTIONS
-from flamia_ref.arithmetic.products import fused_dot, matmul, matmul_bits
+from flamia_ref.arithmetic import INSTRUCTIONS, fused_dot, matmul, matmul_bits
 from flamia_ref.formats import E4M3, FORMATS, PRESETS, BlockTensor, dequantize, quantize
 from tests.independent import float32
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from flamia_ref.arithmetic.products import fused_dot, matmul, matmul_bits
+from flamia_ref.arithmetic import fused_dot, matmul, matmul_bits
 from tests.independent.oracles import COMMITTED, load
 
 MX = "sm100.tcgen05.mxf8f6f4"
