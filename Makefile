@@ -8,12 +8,13 @@ JOBS ?= 2
 PACK := build/demo-pack
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test nightly wheel lint format types coverage clean distclean
+.PHONY: help setup demo test nightly bench wheel lint format types coverage clean distclean
 
 help:
 	@echo 'make demo      make a golden pack, check a good kernel and a broken one against it'
 	@echo 'make test      run the tests, JOBS=$(JOBS) at a time'
 	@echo 'make nightly   run the tests that take minutes'
+	@echo 'make bench     measure speed beside peers, BENCH="NAME ..." for some of it'
 	@echo 'make wheel     build the distribution and test it in an environment of its own'
 	@echo 'make lint      check style and types'
 	@echo 'make format    put the source in its standard form'
@@ -51,6 +52,9 @@ test: setup
 
 nightly: setup
 	@$(BIN)/python -m pytest -m nightly -n $(JOBS)
+
+bench: setup
+	@$(BIN)/python -m benchmarks $(BENCH)
 
 wheel: setup
 	@echo '== Building the distribution and testing it away from the checkout'

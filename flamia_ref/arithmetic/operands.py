@@ -195,10 +195,19 @@ def _block_scales(name: str, tensor: BlockTensor, rules: Instruction, k_axis: in
         raise ValueError(
             f"{name} has blocks of {along} along K; {rules.name} takes multiples of {rules.scale_block}"
         )
-    xp = _backend.namespace(tensor.scales)
-    # What is cut off below is repeated at most once more than needed.
-    copies, steps = -(-min(along, extent) // rules.scale_block), -(-extent // rules.scale_block)
-    scales = xp.repeat(tensor.scales, copies, axis=k_axis)
-    other = 1 - k_axis
-    scales = xp.repeat(scales, min(block[other], extents[other]), axis=other)
-    return scales[:steps, : extents[1]] if k_axis == 0 else scales[: extents[0], :steps]
+    copies = [min(size, whole) for size, whole in zip(block, extents, strict=True)]
+    copies[k_axis] = -(-copies[k_axis] // rules.scale_block)
+    shape = list(extents)
+    shape[k_axis] = -(-extent // rules.scale_block)
+    if copies == [1, 1]:
+        return tensor.scales
+    return _repeated(tensor.scales, copies=tuple(copies), shape=tuple(shape))
+
+
+@_backend.jit(static=("copies", "shape"))
+def _repeated(scales: Array, *, copies: tuple[int, int], shape: tuple[int, int]) -> Array:
+    """Each scale `copies` times down and across, cut to `shape`."""
+    xp = _backend.namespace(scales)
+    down, across = copies
+    repeated = xp.repeat(xp.repeat(scales, down, axis=0), across, axis=1)
+    return repeated[: shape[0], : shape[1]]
