@@ -189,7 +189,11 @@ def _quotient(a: Array, b: Array) -> Array:
     return xp.where(near * b == a, near, quotient)
 
 
-def _check(direction: str) -> None:
+def _check(*operands: Array, direction: str = "nearest_even") -> None:
+    for x in operands:
+        given = getattr(x, "dtype", type(x).__name__)
+        if given != np.uint32:
+            raise TypeError(f"operand holds {given}; float32 operations take uint32 bit patterns")
     if direction not in ("nearest_even", "toward_zero", "up", "down"):
         raise ValueError(
             f"rounding {direction!r} is not one of 'nearest_even', 'toward_zero', 'up', 'down'"
@@ -199,7 +203,7 @@ def _check(direction: str) -> None:
 @_backend.jit(static=("rounding",))
 def add(a: Array, b: Array, *, rounding: Direction = "nearest_even") -> Array:
     """a + b in float32, rounded once."""
-    _check(rounding)
+    _check(a, b, direction=rounding)
     if rounding != "nearest_even":
         return _sum(_widen(a), _widen(b), rounding)
     if not _backend.uses_jax(a, b):
@@ -217,7 +221,7 @@ def subtract(a: Array, b: Array, *, rounding: Direction = "nearest_even") -> Arr
 @_backend.jit(static=("rounding",))
 def multiply(a: Array, b: Array, *, rounding: Direction = "nearest_even") -> Array:
     """a * b in float32, rounded once."""
-    _check(rounding)
+    _check(a, b, direction=rounding)
     if rounding == "nearest_even" and not _backend.uses_jax(a, b):
         return canonical(_backend.bits(_native(a) * _native(b)))
     return _narrow(_widen(a) * _widen(b), rounding)
@@ -226,6 +230,7 @@ def multiply(a: Array, b: Array, *, rounding: Direction = "nearest_even") -> Arr
 @_backend.jit
 def divide(a: Array, b: Array) -> Array:
     """a / b in float32, rounded once to nearest even."""
+    _check(a, b)
     if not _backend.uses_jax(a, b):
         return canonical(_backend.bits(_native(a) / _native(b)))
     return _narrow(_quotient(_widen(a), _widen(b)))
@@ -234,13 +239,14 @@ def divide(a: Array, b: Array) -> Array:
 @_backend.jit(static=("rounding",))
 def fma(a: Array, b: Array, c: Array, *, rounding: Direction = "nearest_even") -> Array:
     """a * b + c in float32, rounded once."""
-    _check(rounding)
+    _check(a, b, c, direction=rounding)
     return _sum(_widen(a) * _widen(b), _widen(c), rounding)
 
 
 @_backend.jit
 def shift(a: Array, k: Array) -> Array:
     """a * 2^k for int32 k, rounded once to nearest even; overflow gives infinity."""
+    _check(a)
     xp = _backend.namespace(a, k)
     # Beyond 400 in either direction every finite float32 has overflowed or rounded to zero.
     power = (xp.clip(k, -400, 400) + 1023).astype(np.uint64) << np.uint64(52)
@@ -250,6 +256,7 @@ def shift(a: Array, k: Array) -> Array:
 @_backend.jit
 def ceil(a: Array) -> Array:
     """The smallest integer not below a, as float32; -0.5 gives -0."""
+    _check(a)
     wide = _widen(a)
     return _narrow(_backend.namespace(wide).ceil(wide))
 
@@ -257,6 +264,7 @@ def ceil(a: Array) -> Array:
 @_backend.jit
 def floor(a: Array) -> Array:
     """The largest integer not above a, as float32."""
+    _check(a)
     wide = _widen(a)
     return _narrow(_backend.namespace(wide).floor(wide))
 
@@ -264,6 +272,7 @@ def floor(a: Array) -> Array:
 @_backend.jit
 def to_int32(a: Array) -> Array:
     """Integer-valued float32 as int32, clipped to +-2^30; NaN gives 0."""
+    _check(a)
     xp = _backend.namespace(a)
     wide = xp.where(is_nan(a), 0.0, _widen(a))
     return xp.clip(wide, -float(1 << 30), float(1 << 30)).astype(np.int32)

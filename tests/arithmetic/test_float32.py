@@ -340,3 +340,10 @@ def test_unknown_rounding() -> None:
     for operation in (float32.add, float32.multiply, float32.subtract):
         with pytest.raises(ValueError, match="'nearest' is not one of 'nearest_even'"):
             operation(SPECIAL, SPECIAL, rounding="nearest")
+
+
+@pytest.mark.parametrize("operation", ["add", "multiply", "divide"])
+def test_only_bit_patterns_are_taken(operation: str) -> None:
+    one = np.ones(3, np.float32)
+    with pytest.raises(TypeError, match="operand holds float32; float32 operations take uint32"):
+        getattr(float32, operation)(one, one)
