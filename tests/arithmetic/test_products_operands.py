@@ -118,11 +118,15 @@ def test_no_scales_and_scales_of_no_blocks_are_the_same(xp: Any) -> None:
         a, b.T, "float32", **E4M3_PAIR, a_scales=empty, b_scales=xp.zeros((0, 5), dtype=np.uint8)
     )
     assert got.shape == (5, 5)
-    unit = xp.full((5, 2), 127, dtype=np.uint8)
-    np.testing.assert_array_equal(
-        fused_dot(a, b, c, "exact", **E4M3_PAIR),
-        fused_dot(a, b, c, "exact", **E4M3_PAIR, a_scales=unit, b_scales=unit),
-    )
+
+
+def test_no_scales_are_scales_of_one() -> None:
+    a, b, c = codes(5, 33), codes(5, 33, seed=1), codes(5, below=1 << 30, dtype=np.uint32)
+    unit, empty = np.full((5, 2), 127, dtype=np.uint8), np.zeros((5, 0), dtype=np.uint8)
+    wanted = fused_dot(a, b, c, "exact", **E4M3_PAIR)
+    for given in (unit, empty):
+        got = fused_dot(a, b, c, "exact", **E4M3_PAIR, a_scales=given, b_scales=given)
+        np.testing.assert_array_equal(got, wanted)
 
 
 def test_formats_and_instructions_are_names_or_values() -> None:
