@@ -6,9 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from flamia_ref import attention, golden
+from flamia_ref import attention
 from flamia_ref.attention import float64
 from tests.attention.samples import BF16, bell, wide
+from tests.independent import oracles
 
 
 def slow(q, k, v, cu_seqlens, *, causal: bool, scale: float):
@@ -59,10 +60,12 @@ def test_uniform_rows() -> None:
     assert np.allclose(result.lse[0], np.log([1, 2, 3, 4, 5]), rtol=1e-15)
 
 
-def test_the_recipe_is_near_it_on_real_activations() -> None:
-    """A float sketch of the recipe gave 0.091 on other documents of this layer; far more would be a wrong scale."""
-    spec = next(case for case in golden.SUITES["smoke"] if case.name == "smollm2-layer14")
-    given = [spec.inputs()[name].view(BF16) for name in "qkv"]
-    exact = float64.forward(*given, cu_seqlens=spec.cu_seqlens).out
-    out = attention.forward(*given, "flamia-mxfp8-folded", cu_seqlens=spec.cu_seqlens).out
-    assert 0.02 < np.linalg.norm(out - exact) / np.linalg.norm(exact) < 0.10
+def test_the_error_on_real_activations_is_that_of_an_independent_sketch() -> None:
+    """A float64 sketch of the recipe, with float quantizers, gave a relative error of O of 0.091 on the first two
+    documents of this layer, all heads; cuDNN's recipe gave 0.089 and a wrong scale gives several times that."""
+    recorded = oracles.load("smollm2", "layer14")
+    given = [recorded[f"{name}_bits"][:361].view(BF16) for name in "qkv"]
+    cu_seqlens = recorded["cu_seqlens"][:3]
+    exact = float64.forward(*given, cu_seqlens=cu_seqlens).out
+    out = attention.forward(*given, "flamia-mxfp8-folded", cu_seqlens=cu_seqlens).out
+    assert abs(np.linalg.norm(out - exact) / np.linalg.norm(exact) - 0.091) < 0.0005
