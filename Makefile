@@ -30,6 +30,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 demo: setup
+	@mkdir -p $(dir $(PACK))
 	@echo '== 1 of 3: making a golden pack, $(PACK)'
 	@$(BIN)/flamia-ref golden make $(PACK) --recipe flamia-mxfp8-folded --suite smoke --force
 	@echo

@@ -10,6 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _LISTED_NAMES = 12  # longer lists are cut to this many names
+_BEGINNING = 3  # characters that are enough to mean the names that begin with them
 _SHOWN_CHARACTERS = 60  # longer values are cut to this many characters
 
 
@@ -34,6 +35,12 @@ def shown(value: object) -> str:
         value = value[: _SHOWN_CHARACTERS + 1]
     text = " ".join(repr(value).split())
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+
+
+def line(text: str) -> str:
+    """Return a text as one line that a terminal shows as it is: control characters are escaped."""
+    words = " ".join(text.split())
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
 
 
 def unknown_name(what: str, given: object, allowed: Iterable[str]) -> UnknownName:
@@ -61,7 +68,11 @@ def _near(given: object, names: list[str]) -> list[str]:
     lowered: dict[str, str] = {}
     for name in names:
         lowered.setdefault(name.lower(), name)
-    return [lowered[name] for name in difflib.get_close_matches(given.lower(), lowered)]
+    typed = given.lower()
+    close = difflib.get_close_matches(typed, lowered)
+    # Whoever types the beginning of a name means it, however long the rest is.
+    begun = [name for name in lowered if len(typed) >= _BEGINNING and name.startswith(typed)]
+    return [lowered[name] for name in [*close, *(n for n in begun if n not in close)][:3]]
 
 
 class Registry(Mapping[str, T]):

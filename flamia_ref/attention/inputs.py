@@ -227,7 +227,10 @@ def _checked_scale(softmax_scale: Any, head_dim: int) -> float:
         )
     if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, (int, float, np.floating)):
         raise TypeError(f"softmax_scale is {shown(softmax_scale)}; it must be a float")
-    scale = float(softmax_scale)
+    try:
+        scale = float(softmax_scale)
+    except OverflowError:
+        scale = math.inf
     if not (math.isfinite(scale) and scale > 0):
         raise ValueError(f"softmax_scale is {scale!r}; it must be finite and above 0")
     return scale

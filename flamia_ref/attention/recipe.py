@@ -12,10 +12,9 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, Literal, cast
 
-from flamia_ref._errors import shown, unknown_name
+from flamia_ref._errors import Registry, shown, unknown_name
 from flamia_ref.arithmetic.instructions import INSTRUCTIONS
 from flamia_ref.arithmetic.special import SPECIAL_MODELS
 from flamia_ref.evidence import Evidence, weakest
@@ -60,7 +59,8 @@ class Operand:
 
     Attributes:
         format: a preset of `flamia_ref.formats`, or a scalar format for an operand without scales.
-        block: the scale block as (rows, columns) of the matrix the scales are taken from; "all" is a whole extent.
+        block: the scale block as (rows, columns) of the matrix the scales are taken from, "all" for a whole extent; one
+            of the preset's. None is the preset's own, and right for an operand without scales.
         scope: where the scale comes from.
         same_codes_as: the use whose codes these are; nothing is quantized a second time.
         scale_folded_into: the use whose values take this operand's scale before they are quantized; the product then
@@ -74,8 +74,14 @@ class Operand:
     scale_folded_into: Use | None = None
 
     def __post_init__(self) -> None:
-        if self.format not in PRESETS and self.format not in FORMATS:
+        if self.format in PRESETS:
+            object.__setattr__(self, "block", PRESETS[self.format].checked_block(self.block))
+        elif self.format not in FORMATS:
             raise unknown_name("operand format", self.format, [*PRESETS, *FORMATS])
+        elif self.block is not None:
+            raise ValueError(
+                f"{self.format} has no scales; leave the block out, it is {shown(self.block)}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,8 +193,12 @@ class Recipe:
     def __post_init__(self) -> None:
         for scalar in (self.input, self.output):
             FORMATS[scalar]
-        object.__setattr__(self, "steps", MappingProxyType(dict(self.steps)))
-        uncovered = [path for path in _leaves(self) if self._step(path) is None]
+        object.__setattr__(self, "steps", Registry("step", self.steps.items()))
+        leaves = _leaves(self)
+        for path in self.steps:
+            if not any(f"{leaf}.".startswith(f"{path}.") for leaf in leaves):
+                raise unknown_name("part with evidence", path, leaves)
+        uncovered = [path for path in leaves if self._step(path) is None]
         if uncovered:
             raise ValueError(
                 f"recipe {self.name!r} has no evidence for {', '.join(uncovered)}; add steps for them"
@@ -235,13 +245,25 @@ class Recipe:
         """The recipe that `to_json` wrote. Raises ValueError for anything else, naming the field."""
         if isinstance(text, str):
             try:
-                text = json.loads(text)
+                text = json.loads(text, object_pairs_hook=_once)
             except json.JSONDecodeError as error:
                 raise ValueError(f"recipe is not JSON: {error}") from None
+            except RecursionError:
+                raise ValueError("recipe is nested too deeply to be one") from None
         return cast(Recipe, _typed(Recipe, text, "recipe"))
 
 
 _LEFT = {Use.S_Q, Use.O_P, Use.DP_DO, Use.DV_P, Use.DQ_DS, Use.DK_DS}
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose names differ: of two with one name, JSON would silently keep the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"recipe has {shown(twice)} twice in one object")
+    return found
 
 
 def _leaves(value: Any, path: str = "") -> list[str]:

@@ -48,6 +48,7 @@ BAD = [
     ({"softmax_scale": -1.0}, ValueError, "softmax_scale is -1.0"),
     ({"softmax_scale": float("nan")}, ValueError, "softmax_scale is nan"),
     ({"softmax_scale": "0.1"}, TypeError, "softmax_scale is '0.1'; it must be a float"),
+    ({"softmax_scale": 10**400}, ValueError, "softmax_scale is inf"),
     ({"softmax_scale": 1e-50}, ValueError, "it must be a normal float32"),
     ({"softmax_scale": 1e300}, ValueError, "it must be a normal float32"),
     ({"window": (2, 0)}, ValueError, "window is (2, 0); flamia-mxfp8-folded has no window"),

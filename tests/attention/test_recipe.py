@@ -1,13 +1,15 @@
 """The recipe as data: round trip, uses, evidence, and errors that name the field."""
 
+import copy
 import dataclasses
 import json
+import pickle
 import re
 
 import numpy as np
 import pytest
 
-from flamia_ref.attention import RECIPES, Recipe, Use, forward
+from flamia_ref.attention import RECIPES, Operand, Recipe, Use, forward
 from flamia_ref.attention.recipe import Scope
 from flamia_ref.evidence import Evidence
 from tests.attention.samples import bell
@@ -36,7 +38,7 @@ def test_the_twelve_uses() -> None:
 
 
 def test_every_part_has_evidence_and_the_weakest_is_shown() -> None:
-    assert FOLDED.evidence("s.instruction").evidence is Evidence.SIMULATED
+    assert FOLDED.evidence("s.instruction").evidence is Evidence.ASSUMED  # its exponent floor
     assert FOLDED.evidence("s.left.format").evidence is Evidence.DERIVED
     assert FOLDED.label is Evidence.ASSUMED
     steps = {path: step for path, step in FOLDED.steps.items() if path != "tiles"}
@@ -73,6 +75,10 @@ def _broken(change) -> str:
         (lambda r: r.update(input="bf17"), "unknown format 'bf17'"),
         (lambda r: r.update(name=3), "recipe.name is 3; it must be a str"),
         (lambda r: r.update(s=[]), "recipe.s is []; it must be an object"),
+        (
+            lambda r: r["steps"].update(softmx=r["steps"]["s"]),
+            "unknown part with evidence 'softmx'",
+        ),
         (lambda r: r["steps"]["s"].update(evidence="sure"), "recipe.steps['s'].evidence is 'sure'"),
     ],
 )
@@ -80,6 +86,29 @@ def test_bad_json_names_the_field(change, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         Recipe.from_json(_broken(change))
     assert "\n" not in str(caught.value)
+
+
+def test_copies_are_equal() -> None:
+    assert copy.deepcopy(FOLDED) == FOLDED
+    assert pickle.loads(pickle.dumps(FOLDED)) == FOLDED
+    assert dataclasses.asdict(FOLDED)["s"]["instruction"] == FOLDED.s.instruction
+
+
+def test_a_name_twice_in_one_object_is_refused() -> None:
+    text = FOLDED.to_json().replace('"input": "bf16",', '"input": "bf16", "input": "bf16",')
+    with pytest.raises(ValueError, match="'input' twice"):
+        Recipe.from_json(text)
+    with pytest.raises(ValueError, match="recipe"):
+        Recipe.from_json('{"a":' * 100_000)
+
+
+def test_blocks_of_operands_are_checked() -> None:
+    for block in ((0, 32), (1, -5), (1, 16), (32, 64)):
+        with pytest.raises(ValueError, match="te-mx-e4m3 has no block"):
+            Operand(format="te-mx-e4m3", block=block)
+    with pytest.raises(ValueError, match="bf16 has no scales"):
+        Operand(format="bf16", block=(1, 32))
+    assert Operand(format="te-mx-e4m3").block == (1, 32)
 
 
 def test_not_json() -> None:

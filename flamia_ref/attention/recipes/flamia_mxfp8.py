@@ -31,6 +31,7 @@ A NaN code of V reaches every row whose chain holds its block, so every row of i
 channel and the query heads of its key/value head. A NaN of K or Q reaches the pairs that see it.
 """
 
+from flamia_ref.arithmetic import INSTRUCTIONS
 from flamia_ref.attention.recipe import (
     Gradient,
     Operand,
@@ -41,7 +42,7 @@ from flamia_ref.attention.recipe import (
     Step,
     Use,
 )
-from flamia_ref.evidence import Evidence
+from flamia_ref.evidence import Evidence, weakest
 
 _RULE = "te-mx-e4m3"
 _MMA = "sm100.tcgen05.mxf8f6f4"
@@ -93,8 +94,8 @@ FLAMIA_MXFP8_FOLDED = Recipe(
         },
         **{
             f"{product}.instruction": Step(
-                evidence=Evidence.SIMULATED,
-                source="MMA-Sim 2.1.1, kind::mxf8f6f4 block32; see the instruction",
+                evidence=weakest(INSTRUCTIONS[_MMA].evidence.values()),
+                source="MMA-Sim 2.1.1, kind::mxf8f6f4 block32; its exponent floor by analogy",
             )
             for product in ("s", "o", "dp", "dv", "dq", "dk")
         },
