@@ -72,16 +72,11 @@ def description(where: dict[str, object]) -> str:
 
 def line(result: Result) -> str:
     """Figure, peer's figure and ratio."""
-    own, peer = (
-        figure(seconds, work, result.unit)
-        for seconds, work in (
-            (result.seconds, result.work),
-            (result.peer_seconds, result.peer_work),
-        )
-    )
+    own, best = (figure(x, result.work, result.unit) for x in (result.seconds, result.fastest))
+    peer = figure(result.peer_seconds, result.peer_work, result.unit)
     ratio = result.ratio
     speed = f"{ratio:.3g} times as fast as" if ratio >= 1 else f"{1 / ratio:.3g} times slower than"
-    return f"{result.what}: {own}, {speed} {result.peer} ({peer}), {result.rounds} rounds"
+    return f"{result.what}: {own} (best {best}), {speed} {result.peer} ({peer}), {result.rounds} rounds"
 
 
 def figure(seconds: float, work: float | None, unit: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 FEWEST_ROUNDS = 5
+TURN = 0.02  # seconds; a call that is shorter is repeated within its turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +23,8 @@ class Result:
         what: what was called.
         work: how much a call does, in `unit`; None where the time of a call is the figure.
         unit: of the work.
-        seconds: a call, the median.
-        fastest: a call, the fastest.
+        seconds: a call, the median over turns.
+        fastest: a call, the fastest turn.
         peer: what it is measured beside.
         peer_seconds: a call of the peer, the median.
         peer_work: how much a call of the peer does.
@@ -66,13 +67,12 @@ def compare(
     unit: str = "s",
     peer_work: float | None = None,
 ) -> Result:
-    """Call both once to warm up, then in turns for about `seconds`."""
-    ours()
-    theirs()
+    """Call both to warm up, then in turns for about `seconds`."""
+    repeats = [_repeats(call) for call in (ours, theirs)]
     times: list[tuple[float, float]] = []
     end = time.perf_counter() + seconds
     while len(times) < FEWEST_ROUNDS or time.perf_counter() < end:
-        times.append((_time(ours), _time(theirs)))
+        times.append((_time(ours, repeats[0]), _time(theirs, repeats[1])))
     own, other = zip(*times, strict=True)
     share = 1.0 if work is None or peer_work is None else work / peer_work
     return Result(
@@ -90,10 +90,18 @@ def compare(
     )
 
 
-def _time(call: Callable[[], object]) -> float:
+def _repeats(call: Callable[[], object]) -> int:
+    """Calls that fill a turn."""
+    call()  # compiles, fills caches
+    return max(1, round(TURN / max(_time(call, 1), 1e-7)))
+
+
+def _time(call: Callable[[], object], repeats: int) -> float:
+    """Seconds a call, the mean of `repeats` in a row."""
     start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats
 
 
 def machine() -> dict[str, Any]:

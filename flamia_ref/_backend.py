@@ -44,12 +44,31 @@ def is_traced(x: object) -> bool:
     return jax is not None and isinstance(x, jax.core.Tracer)
 
 
+def plain(name: str, x: Any) -> Array:
+    """`x` itself if it is a JAX array, else `numpy.asarray(x)`.
+
+    Raises TypeError for masked arrays, whose mask would be lost, and for matrices, which have no third axis.
+    """
+    if is_jax(x):
+        return x
+    if isinstance(x, np.ma.MaskedArray | np.matrix):
+        raise TypeError(
+            f"{name} is a {type(x).__name__}; pass a plain array, such as numpy.asarray of it after filling the mask"
+        )
+    return np.asarray(x)
+
+
 def device(x: object) -> object | None:
     """The device that a JAX array is on, or None for numpy arrays, tracers and arrays spread over devices."""
     if not is_jax(x) or is_traced(x):
         return None
     devices = cast(Any, x).devices()
     return next(iter(devices)) if len(devices) == 1 else None
+
+
+def is_committed(x: object) -> bool:
+    """Whether `x` is a JAX array bound to its device, not one that JAX may move to another."""
+    return device(x) is not None and bool(cast(Any, x).committed)
 
 
 def on_host(*xs: object) -> bool:
@@ -148,7 +167,7 @@ def bit_length(x: Array) -> Array:
 
 
 def gather(x: Array, index: Array, axis: int = 0) -> Array:
-    """Entries of `x` along `axis` at `index`. A host index is checked; a computed one must be in range by construction."""
+    """Entries of `x` along `axis` at `index`. A host index is checked; a computed one is in range by construction."""
     if not is_jax(index):
         index = np.asarray(index)
         size = x.shape[axis]
@@ -162,7 +181,7 @@ def gather(x: Array, index: Array, axis: int = 0) -> Array:
 
 
 def scan(step: Callable[[Any, Any], tuple[Any, Any]], state: Any, xs: Sequence[Array]) -> Any:
-    """Carry `state` over the leading axis of all `xs`: a Python loop in numpy, `jax.lax.scan` in JAX. Returns the state."""
+    """The state carried over the leading axis of all `xs`: a Python loop in numpy, `jax.lax.scan` in JAX."""
     if uses_jax(state, xs):
         import jax
 
@@ -261,9 +280,7 @@ def lane_primitive(name: str, function: Function) -> Function:
             return made.bind(*moved, **static), 0
 
         made: Any = cast(Any, Primitive)(name)
-        made.def_impl(
-            lambda *operands, **static: jax.jit(functools.partial(made.bind, **static))(*operands)
-        )
+        made.def_impl(anywhere)
         made.def_abstract_eval(
             lambda *operands, **_: jax.core.ShapedArray(operands[-1].shape, np.uint32)
         )
@@ -293,13 +310,13 @@ def register_value_type(cls: type, data: Sequence[str], meta: Sequence[str]) -> 
 _VALUE_TYPES: set[type] = set()
 
 
-def put(x: Array, library: ModuleType) -> Array:
-    """A host array as an array of `library`, without compiling anything for its shape."""
+def put(x: Array, library: ModuleType, device: object | None = None) -> Array:
+    """A host array as an array of `library`, on a JAX device, without compiling anything for its shape."""
     if library is np:
         return x
     import jax
 
-    return jax.device_put(x)
+    return jax.device_put(x, device)
 
 
 def host(x: Array) -> np.ndarray[Any, Any]:

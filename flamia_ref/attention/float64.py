@@ -11,6 +11,7 @@ from flamia_ref import _backend
 from flamia_ref.attention import inputs
 
 _ROWS = 256  # query rows whose scores are held at once
+Values = npt.NDArray[np.float64]
 
 
 class Forward(NamedTuple):
@@ -43,6 +44,11 @@ def forward(
         "float64 attention", cu_seqlens_k=cu_seqlens_k, window=window, softcap=softcap, sink=sink
     )
     inputs.check_alignment(alignment)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if _backend.is_traced(x):
+            raise TypeError(
+                f"{name} is traced; float64 attention runs in numpy, keep it out of jit"
+            )
     documents, scale = inputs.check_shapes(
         q,
         k,
@@ -57,18 +63,33 @@ def forward(
     group = heads // keys.shape[1]
     out = np.zeros(queries.shape)
     lse = np.full((heads, tokens), -np.inf)
-    for document in documents:
-        for first in range(document.start, document.stop, _ROWS):
-            rows = slice(first, min(first + _ROWS, document.stop))
-            seen = slice(document.start, rows.stop if causal else document.stop)
-            hidden = np.arange(seen.start, seen.stop) > np.arange(rows.start, rows.stop)[:, None]
-            for head in range(heads):
-                s = scale * (queries[rows, head] @ keys[seen, head // group].T)
-                if causal:
-                    s = np.where(hidden, -np.inf, s)
-                largest = s.max(axis=1, keepdims=True)
-                p = np.exp(s - largest)
-                total = p.sum(axis=1, keepdims=True)
-                out[rows, head] = (p / total) @ values[seen, head // group]
-                lse[head, rows] = (largest + np.log(total))[:, 0]
+    with np.errstate(all="ignore"):
+        for document in documents:
+            for first in range(document.start, document.stop, _ROWS):
+                rows = slice(first, min(first + _ROWS, document.stop))
+                seen = slice(document.start, rows.stop if causal else document.stop)
+                for head in range(heads):
+                    kv = head // group
+                    out[rows, head], lse[head, rows] = _rows(
+                        scale * queries[rows, head],
+                        keys[seen, kv],
+                        values[seen, kv],
+                        rows.start - seen.start if causal else None,
+                    )
     return Forward(out, lse)
+
+
+def _rows(q: Values, k: Values, v: Values, first: int | None) -> tuple[Values, Values]:
+    """Output and log-sum-exp of some rows; row i sees keys up to `first` + i, or all for None."""
+    s = q @ k.T
+    if first is not None:
+        s = np.where(np.arange(len(k)) > first + np.arange(len(q))[:, None], -np.inf, s)
+    largest = s.max(axis=1, keepdims=True)
+    p = np.exp(s - largest)
+    total = p.sum(axis=1, keepdims=True)
+    p = p / total
+    if first is None or np.isfinite(v).all():
+        out = p @ v
+    else:  # the zeros of hidden keys must not meet what they hide
+        out = np.stack([p[i, : first + i + 1] @ v[: first + i + 1] for i in range(len(q))])
+    return out, (largest + np.log(total))[:, 0]

@@ -155,7 +155,7 @@ class _Forward:
         return self._assembled(columns, place, (q, k, v), blocks)
 
     def _to_compute(self, x: Array) -> Array:
-        return _backend.put(x, self.compute) if self.fixed_shapes else x
+        return _backend.put(x, self.compute, self.given.device) if self.fixed_shapes else x
 
     def _to_layout(self, x: Array) -> Array:
         return _backend.host(x) if self.fixed_shapes else x
@@ -203,7 +203,9 @@ class _Forward:
         last = last_visible(batch, self.causal)
         kv_head = batch.head // self.group
         state = tile.start(len(batch), batch.rows, self.head_dim)
-        state = tile.State(*(_backend.put(x, self.compute) for x in state))
+        state = tile.State(*(self._to_compute(self.layout.asarray(x)) for x in state))
+        visible = self._to_compute(last)
+        score_factor = self._to_compute(self.score_factor)
         queries = q.gathered(batch.query_tokens(), batch.head, self._to_compute)
         seen = int(batch.length.max()) if "s" in self.stages else int(last.max()) + 1
         for index in range(-(-seen // batch.rows)):
@@ -213,9 +215,9 @@ class _Forward:
                 queries,
                 k.gathered(tokens, kv_head, self._to_compute),
                 v.gathered(tokens, kv_head, self._to_compute),
-                np.full(len(batch), index * batch.rows, dtype=np.int32),
-                last,
-                self.score_factor,
+                self._to_compute(np.full(len(batch), index * batch.rows, dtype=np.int32)),
+                visible,
+                score_factor,
                 self.tables,
                 recipe=self.recipe,
             )

@@ -54,13 +54,14 @@ _COMPUTED: Mapping[str, tuple[Any, ...]] = {
 class Inputs(NamedTuple):
     """Checked inputs of a forward: q, k, v as float32 bits of values in the recipe's input format.
 
-    They are numpy arrays wherever their values are on the host; `library` is what the caller gave.
+    They are numpy arrays wherever their values are on the host; `library` and `device` are the caller's.
     """
 
     q: Array
     k: Array
     v: Array
     library: ModuleType
+    device: object | None
     documents: Documents
     softmax_scale: float
 
@@ -97,14 +98,14 @@ def check(
     documents, scale = check_shapes(
         q, k, v, cu_seqlens=cu_seqlens, causal=causal, softmax_scale=softmax_scale, dtypes=DTYPES
     )
-    library = _backend.namespace(q)
+    library, device = _backend.namespace(q), _backend.device(q)
     arrays = {"q": q, "k": k, "v": v}
     if _backend.on_host(q, k, v):
-        arrays = {name: _backend.host(x) for name, x in arrays.items()}
+        arrays = {name: _native(_backend.host(x)) for name, x in arrays.items()}
     q, k, v = (
         _input_bits(name, _backend.without_gradient(x, _NO_GRADIENT)) for name, x in arrays.items()
     )
-    return Inputs(q, k, v, library=library, documents=documents, softmax_scale=scale)
+    return Inputs(q, k, v, library=library, device=device, documents=documents, softmax_scale=scale)
 
 
 def check_shapes(
@@ -151,6 +152,8 @@ def check_trace(trace: Iterable[Any], stages: tuple[str, ...]) -> tuple[str, ...
     """The stage names asked for. Raises ValueError for unknown ones."""
     if isinstance(trace, str):
         trace = (trace,)
+    if not isinstance(trace, Iterable):
+        raise TypeError(f"trace is {shown(trace)}; it must be names of stages, () for none")
     names = tuple(trace)
     for name in names:
         if name not in stages:
@@ -160,7 +163,7 @@ def check_trace(trace: Iterable[Any], stages: tuple[str, ...]) -> tuple[str, ...
 
 def check_alignment(alignment: Any) -> None:
     """Refuse anything but the two alignments, which agree where queries and keys are the same tokens."""
-    if alignment not in ALIGNMENTS:
+    if not isinstance(alignment, str) or alignment not in ALIGNMENTS:
         raise unknown_name("alignment", alignment, ALIGNMENTS)
 
 
@@ -198,7 +201,8 @@ def _check_values(name: str, x: Any, dtypes: tuple[np.dtype[Any], ...]) -> None:
     dtype = getattr(x, "dtype", None)
     if dtype is None or not (isinstance(x, np.ndarray) or _backend.is_jax(x)):
         raise TypeError(f"{name} is a {type(x).__name__}; it must be a numpy or JAX array")
-    if np.dtype(dtype) not in dtypes:
+    _backend.plain(name, x)
+    if np.dtype(dtype).newbyteorder("=") not in dtypes:
         allowed = " or ".join(dtype.name for dtype in dtypes)
         raise TypeError(f"{name} holds {np.dtype(dtype).name}; it must be {allowed}")
     if x.ndim != 3:
@@ -212,10 +216,15 @@ def _check_one_library(arrays: dict[str, Any]) -> None:
             f"{', '.join(jax_names)} are JAX arrays and the rest numpy; pass all of one library"
         )
     devices = {name: _backend.device(x) for name, x in arrays.items()}
-    placed = {device for device in devices.values() if device is not None}
+    placed = {devices[name] for name, x in arrays.items() if _backend.is_committed(x)}
     if len(placed) > 1:
         where = ", ".join(f"{name} on {device}" for name, device in devices.items())
         raise ValueError(f"inputs are on different devices ({where}); move them to one")
+
+
+def _native(x: Array) -> Array:
+    """`x` in the byte order of this machine."""
+    return x.astype(x.dtype.newbyteorder("="), copy=False)
 
 
 def _checked_scale(softmax_scale: Any, head_dim: int) -> float:
@@ -250,7 +259,7 @@ def _input_bits(name: str, x: Array) -> Array:
             warnings.warn(
                 f"{changed} of {old.size} values of {name} are not bfloat16 and were rounded to nearest even",
                 InputRounded,
-                stacklevel=4,
+                stacklevel=5,
             )
     return rounded
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,6 +16,7 @@ from typing import Any, Literal, cast
 from flamia_ref._errors import Registry, shown, unknown_name
 from flamia_ref.arithmetic.instructions import INSTRUCTIONS
 from flamia_ref.arithmetic.special import SPECIAL_MODELS
+from flamia_ref.attention.data import Data, once, plain, typed
 from flamia_ref.evidence import Evidence, weakest
 from flamia_ref.formats import FORMATS, PRESETS
 
@@ -54,7 +54,7 @@ class TileOrder(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Operand:
+class Operand(Data):
     """One use of one tensor in a matrix product.
 
     Attributes:
@@ -74,6 +74,7 @@ class Operand:
     scale_folded_into: Use | None = None
 
     def __post_init__(self) -> None:
+        Data.__post_init__(self)
         if self.format in PRESETS:
             object.__setattr__(self, "block", PRESETS[self.format].checked_block(self.block))
         elif self.format not in FORMATS:
@@ -85,7 +86,7 @@ class Operand:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Product:
+class Product(Data):
     """One matrix product: S, O, dP, dV, dQ or dK.
 
     Attributes:
@@ -100,11 +101,12 @@ class Product:
     tile_order: TileOrder = TileOrder.ASCENDING
 
     def __post_init__(self) -> None:
+        Data.__post_init__(self)
         INSTRUCTIONS[self.instruction]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Softmax:
+class Softmax(Data):
     """The softmax between S and P.
 
     Attributes:
@@ -125,6 +127,7 @@ class Softmax:
     lse: Literal["natural"] = "natural"
 
     def __post_init__(self) -> None:
+        Data.__post_init__(self)
         for function in ("exp2", "log2", "reciprocal"):
             models = [name for name, model in SPECIAL_MODELS.items() if function in model.functions]
             if getattr(self, function) not in models:
@@ -132,7 +135,7 @@ class Softmax:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gradient:
+class Gradient(Data):
     """How the backward gets from dP to the gradients.
 
     Attributes:
@@ -149,7 +152,7 @@ class Gradient:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tiles:
+class Tiles(Data):
     """Rows of a query tile and columns of a key tile. Both start at the document."""
 
     query: int = 128
@@ -157,7 +160,7 @@ class Tiles:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class Step(Data):
     """One step of a recipe: what it rests on."""
 
     evidence: Evidence
@@ -165,7 +168,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
+class Recipe(Data):
     """An attention path to the last bit. Equal data, equal bits.
 
     Attributes:
@@ -191,6 +194,7 @@ class Recipe:
     output: str = "bf16"
 
     def __post_init__(self) -> None:
+        Data.__post_init__(self)
         for scalar in (self.input, self.output):
             FORMATS[scalar]
         object.__setattr__(self, "steps", Registry("step", self.steps.items()))
@@ -238,32 +242,22 @@ class Recipe:
 
     def to_json(self) -> str:
         """The recipe as JSON text, keys sorted: equal recipes give equal text."""
-        return json.dumps(_plain(self), indent=2, sort_keys=True, ensure_ascii=False)
+        return json.dumps(plain(self), indent=2, sort_keys=True, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | Mapping[str, Any]) -> Recipe:
         """The recipe that `to_json` wrote. Raises ValueError for anything else, naming the field."""
         if isinstance(text, str):
             try:
-                text = json.loads(text, object_pairs_hook=_once)
+                text = json.loads(text, object_pairs_hook=once)
             except json.JSONDecodeError as error:
                 raise ValueError(f"recipe is not JSON: {error}") from None
             except RecursionError:
                 raise ValueError("recipe is nested too deeply to be one") from None
-        return cast(Recipe, _typed(Recipe, text, "recipe"))
+        return cast(Recipe, typed(Recipe, text, "recipe"))
 
 
 _LEFT = {Use.S_Q, Use.O_P, Use.DP_DO, Use.DV_P, Use.DQ_DS, Use.DK_DS}
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose names differ: of two with one name, JSON would silently keep the last."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"recipe has {shown(twice)} twice in one object")
-    return found
 
 
 def _leaves(value: Any, path: str = "") -> list[str]:
@@ -280,78 +274,3 @@ def _leaves(value: Any, path: str = "") -> list[str]:
         for name in names
         for leaf in _leaves(getattr(value, name), f"{path}.{name}".lstrip("."))
     ]
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(entry) for entry in value]
-    return str(value) if isinstance(value, StrEnum) else value
-
-
-def _typed(kind: Any, value: Any, path: str) -> Any:
-    """`value` from JSON as the annotated type `kind`, or a ValueError that names `path`."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        return _typed_dataclass(kind, value, path)
-    if origin is Mapping:
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{path} is {shown(value)}; it must be an object")
-        return {
-            key: _typed(arguments[1], entry, f"{path}[{key!r}]") for key, entry in value.items()
-        }
-    if origin is Literal:
-        if value in arguments and isinstance(value, str):
-            return value
-        raise ValueError(f"{path} is {shown(value)}; allowed: {', '.join(map(repr, arguments))}")
-    if origin is tuple:
-        if not isinstance(value, list) or len(value) != len(arguments):
-            raise ValueError(f"{path} is {shown(value)}; it must be a list of {len(arguments)}")
-        return tuple(
-            _typed(argument, entry, f"{path}[]")
-            for argument, entry in zip(arguments, value, strict=True)
-        )
-    if arguments:  # a union: the first member that fits
-        if value is None and type(None) in arguments:
-            return None
-        failures = []
-        for argument in arguments:
-            if argument is type(None):
-                continue
-            try:
-                return _typed(argument, value, path)
-            except ValueError as error:
-                failures.append(error)
-        raise failures[-1]
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        try:
-            return kind(value)
-        except ValueError:
-            raise ValueError(f"{path} is {shown(value)}; allowed: {', '.join(kind)}") from None
-    if type(value) is not kind:
-        raise ValueError(f"{path} is {shown(value)}; it must be a {kind.__name__}")
-    return value
-
-
-def _typed_dataclass(kind: Any, value: Any, path: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{path} is {shown(value)}; it must be an object")
-    hints = typing.get_type_hints(kind)
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    for name in value:
-        if name not in fields:
-            raise unknown_name(f"field of {path}", name, fields)
-    required = (dataclasses.MISSING, dataclasses.MISSING)
-    missing = [
-        name
-        for name, f in fields.items()
-        if name not in value and (f.default, f.default_factory) == required
-    ]
-    if missing:
-        raise ValueError(f"{path} has no {', '.join(missing)}")
-    return kind(
-        **{name: _typed(hints[name], entry, f"{path}.{name}") for name, entry in value.items()}
-    )

@@ -100,7 +100,7 @@ def key_tile_step(
     """
     xp = _backend.namespace(*q, *k, *v, *state)
     s = _s(q, k, recipe.s, xp)
-    place = key_start[:, None] + xp.arange(k.codes.shape[1], dtype=np.int32)
+    place = key_start[:, None] + xp.arange(k.codes.shape[1], dtype=np.int32)[None, :]
     visible = place[:, None, :] <= last[:, :, None]
 
     # Step 3. x stays within [-1, 0] up to the rounding of t.
@@ -133,7 +133,7 @@ def end(state: State, v_nan: Array, tables: mufu.Tables, *, recipe: Recipe) -> E
     """Step 7 of the recipe. `v_nan` [tiles, channels]: whether the row's document has a NaN code of V there, which is
     in the chain of every row, whether or not its key tile was computed."""
     xp = _backend.namespace(*state)
-    dead = _float32.is_zero(state.row_sum)
+    dead = state.row_max == _NEGATIVE_INFINITY
     inverse = _RECIPROCAL[recipe.softmax.reciprocal](state.row_sum, tables)
     o = _float32.multiply(state.o, inverse[:, :, None])
     o = xp.where(v_nan[:, None, :], _float32.NAN, o)

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from flamia_ref import _backend
 from flamia_ref._errors import shown
 
@@ -37,8 +35,13 @@ class Documents:
             raise TypeError(
                 f"{name} is traced; it selects shapes, so pass a numpy array and keep it out of jit's arguments"
             )
-        values = np.asarray(cu_seqlens)
-        if values.dtype.kind not in "iu":
+        try:
+            values = _backend.host(_backend.plain(name, cu_seqlens))
+        except ValueError:
+            raise TypeError(
+                f"{name} is {shown(cu_seqlens)}; it must be a flat array of integers"
+            ) from None
+        if values.size and values.dtype.kind not in "iu":
             raise TypeError(
                 f"{name} holds {values.dtype.name}; it must be an integer array such as int32"
             )

@@ -188,10 +188,9 @@ def test_batched_products(name: str, chosen: tuple[str, ...], axis: int) -> None
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("size", range(1, 6))
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_every_combination_of_batched_products(name: str, size: int, axis: int) -> None:
-    for chosen in itertools.combinations(operands(name), size):
-        batched_call(name, chosen, axis)
+def test_every_combination_of_batched_products(name: str, size: int) -> None:
+    for index, chosen in enumerate(itertools.combinations(operands(name), size)):
+        batched_call(name, chosen, (index + size) % 3)
 
 
 def test_vmap_in_vmap_and_in_scan() -> None:

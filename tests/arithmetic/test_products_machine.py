@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from flamia_ref.arithmetic import fused_dot, matmul_bits
-from tests.arithmetic import product_rows
-from tests.arithmetic.product_rows import PAIRS, Row, adversarial, arguments, results
+from tests.arithmetic.product_row_maker import Maker, adversarial
+from tests.arithmetic.product_rows import PAIRS, Row, arguments, results
 from tests.independent import float32, machine
 
 ALL = [pytest.param(pair, id="-".join(pair)) for pair in PAIRS]
@@ -65,7 +65,7 @@ def test_jax_with_every_pair(pair: tuple[str, str]) -> None:
 @pytest.mark.parametrize("pair", ALL)
 @pytest.mark.parametrize("seed", range(5))
 def test_many_random_rows(pair: tuple[str, str], seed: int) -> None:
-    maker = product_rows.Maker(pair, seed=seed)
+    maker = Maker(pair, seed=seed)
     rows = [row for _ in range(40) for row in (*maker.any_bits(), *maker.any_finite())]
     check(rows, fused_dot(**arguments(rows, pair)), results(rows, pair))
 
@@ -104,7 +104,7 @@ def test_the_rows_reach_every_kind_of_result() -> None:
 @pytest.mark.parametrize("k", [0, 1, 15, 16, 17, 31, 32, 33, 64, 65])
 @pytest.mark.parametrize("pair", [("e5m2", "e4m3"), ("fp16", "fp16")], ids="-".join)
 def test_k_that_is_no_whole_number_of_steps(pair: tuple[str, str], k: int) -> None:
-    maker = product_rows.Maker(pair, seed=k, k=k)
+    maker = Maker(pair, seed=k, k=k)
     rows = [*maker.any_finite(), *maker.any_bits()]
     given, wanted = arguments(rows, pair), results(rows, pair)
     assert given["a"].shape == (len(rows), k)
@@ -120,7 +120,7 @@ def test_k_that_is_no_whole_number_of_steps(pair: tuple[str, str], k: int) -> No
 @pytest.mark.parametrize("k", [0, 33])
 def test_k_that_is_no_whole_number_of_steps_in_jax(k: int) -> None:
     pair = ("e4m3", "e4m3")
-    rows = [*product_rows.Maker(pair, seed=k, k=k).any_finite()]
+    rows = [*Maker(pair, seed=k, k=k).any_finite()]
     check(rows, fused_dot(**in_jax(arguments(rows, pair))), results(rows, pair))
 
 

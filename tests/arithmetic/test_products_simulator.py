@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from flamia_ref.arithmetic import fused_dot
-from tests.arithmetic.product_rows import PAIRS, Maker, adversarial, arguments, terms
+from tests.arithmetic.product_row_maker import Maker, adversarial
+from tests.arithmetic.product_rows import PAIRS, arguments, terms
 
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("default")]
 

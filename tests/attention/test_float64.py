@@ -51,6 +51,33 @@ def test_blocks_of_rows_agree_with_one_block() -> None:
     assert np.abs(whole.out[:300] - part.out).max() < 1e-14
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_hidden_keys_stay_hidden(value: float) -> None:
+    q, k, v, _ = bell(2, [400], 1, 1, 8)
+    base = float64.forward(q, k, v).out
+    v = v.copy()
+    v[390] = value
+    changed = float64.forward(q, k, v).out
+    assert np.abs(changed[:390] - base[:390]).max() < 1e-14
+    assert not np.isfinite(changed[390:]).any()
+
+
+def test_a_users_floating_point_errors_change_nothing() -> None:
+    q, k, v, _ = bell(3, [20], 1, 1, 8, spread=40.0)
+    with np.errstate(all="raise"):
+        float64.forward(q, k, v)
+        attention.forward(q, k, v, "flamia-mxfp8-folded")
+
+
+def test_traced_inputs_are_refused() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    x = jnp.zeros((2, 1, 8))
+    with pytest.raises(TypeError, match="q is traced; float64 attention runs in numpy"):
+        jax.jit(lambda x: float64.forward(x, x, x).out)(x)
+
+
 def test_uniform_rows() -> None:
     # Equal scores: O is the mean of the visible V, and lse the logarithm of their number.
     q = np.zeros((5, 1, 1), np.float32)

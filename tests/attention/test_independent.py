@@ -92,6 +92,17 @@ def test_softmax_scale(scale: float) -> None:
     )
 
 
+@pytest.mark.parametrize("library", ["numpy", "jax"])
+@pytest.mark.parametrize("score", [-1.5 * 2.0**31, 1.5 * 2.0**31])
+def test_scores_beyond_the_split(score: float, library: str) -> None:
+    """t is rounded to whole powers of two there: the only exponential is 0 or infinity, and the row is not dead."""
+    q, v = np.zeros((1, 1, 32), BF16), np.ones((1, 1, 32), BF16)
+    q[0, 0, 0] = score
+    check(q, v, v, [0, 1], library=library, causal=True, softmax_scale=1.0)
+    result = attention.forward(q, v, v, "flamia-mxfp8-folded", softmax_scale=1.0)
+    assert np.isnan(result.out).all()
+
+
 def test_score_factor() -> None:
     from flamia_ref.attention.inputs import score_factor
 

@@ -55,6 +55,12 @@ BAD = [
     ({"softcap": 30.0}, ValueError, "softcap is 30.0"),
     ({"sink": Q}, ValueError, "sink is "),
     ({"cu_seqlens_k": CU_SEQLENS}, ValueError, "cu_seqlens_k is "),
+    ({"trace": None}, TypeError, "trace is None; it must be names of stages"),
+    ({"alignment": np.zeros(2)}, ValueError, "unknown alignment"),
+    ({"cu_seqlens": [[0, 8], [8]]}, TypeError, "cu_seqlens is [[0, 8], [8]]; it must be a flat"),
+    ({"cu_seqlens": []}, ValueError, "cu_seqlens has shape (0,)"),
+    ({"q": np.ma.masked_array(Q, Q == 0)}, TypeError, "q is a MaskedArray; pass a plain array"),
+    ({"cu_seqlens": np.ma.masked_array([0, 8])}, TypeError, "cu_seqlens is a MaskedArray"),
     ({"alignment": "top-left"}, ValueError, "did you mean 'top_left'"),
 ]
 
@@ -101,12 +107,16 @@ def test_arrays_on_two_devices() -> None:
     program = (
         "import jax, jax.numpy as jnp\n"
         "from flamia_ref import attention\n"
-        "x = jnp.zeros((2, 1, 32))\n"
-        "y = jax.device_put(x, jax.devices()[1])\n"
+        "where = jax.devices()[1]\n"
+        "x = jax.device_put(jnp.zeros((2, 1, 32)), jax.devices()[0])\n"
+        "y = jax.device_put(x, where)\n"
         "try:\n"
         "    attention.forward(x, y, y, 'flamia-mxfp8-folded')\n"
         "except ValueError as error:\n"
         "    print(error)\n"
+        "print(attention.forward(y, y, y, 'flamia-mxfp8-folded').out.devices() == {where})\n"
+        "z = jnp.zeros((2, 1, 32))  # not bound to a device\n"
+        "attention.forward(z, y, y, 'flamia-mxfp8-folded')\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", program],
@@ -116,15 +126,23 @@ def test_arrays_on_two_devices() -> None:
         check=True,
     )
     assert "inputs are on different devices" in result.stdout
+    assert "True" in result.stdout
 
 
 def test_float32_inputs_are_rounded_with_a_warning() -> None:
     exact = [x.astype(np.float32) for x in (Q, K, V)]
     expected = run()
+    assert (run(*[x.astype(">f4") for x in exact]).out == expected.out).all()
     assert (run(*exact).out == expected.out).all()
     moved = [np.nextafter(x, np.float32(np.inf)) for x in exact]
-    with pytest.warns(InputRounded, match=r"256 of 256 values|1024 of 1024 values|512 of 512"):
-        rounded = run(*moved)
+    with pytest.warns(InputRounded, match="values of . are not bfloat16") as caught:
+        rounded = attention.forward(*moved, RECIPE)
+    assert [str(warning.message)[:26] for warning in caught] == [
+        "1024 of 1024 values of q a",
+        "512 of 512 values of k are",
+        "512 of 512 values of v are",
+    ]
+    assert {warning.filename for warning in caught} == {__file__}
     assert (rounded.out == expected.out).all()
     specials = exact[0].copy()
     specials[0, 0, 0], specials[1, 0, 0] = np.nan, np.inf

@@ -120,3 +120,13 @@ def test_forward_has_no_gradient() -> None:
     q, k, v = (jnp.asarray(x).astype(jnp.float32) for x in (q, k, v))
     with pytest.raises(TypeError, match="attention"):
         jax.grad(lambda q: attention.forward(q, k, v, RECIPE).out.sum())(q)
+
+
+def test_other_settings_of_jax() -> None:
+    q, k, v, cu_seqlens = bell(3, [9, 4], 2, 1, 32)
+    expected = attention.forward(q, k, v, RECIPE, cu_seqlens=cu_seqlens).out
+    inputs = [jax.device_put(x) for x in (q, k, v)]
+    for setting in (jax.numpy_rank_promotion("raise"), jax.transfer_guard("disallow")):
+        with setting:
+            out = attention.forward(*inputs, RECIPE, cu_seqlens=cu_seqlens).out
+        assert (np.asarray(out) == expected).all()

@@ -39,7 +39,8 @@ def test_the_twelve_uses() -> None:
 
 def test_every_part_has_evidence_and_the_weakest_is_shown() -> None:
     assert FOLDED.evidence("s.instruction").evidence is Evidence.ASSUMED  # its exponent floor
-    assert FOLDED.evidence("s.left.format").evidence is Evidence.DERIVED
+    assert FOLDED.evidence("o.right.scale_folded_into").evidence is Evidence.DERIVED
+    assert FOLDED.evidence("s.left.format").evidence is Evidence.ASSUMED
     assert FOLDED.label is Evidence.ASSUMED
     steps = {path: step for path, step in FOLDED.steps.items() if path != "tiles"}
     with pytest.raises(ValueError, match=r"no evidence for tiles\.query, tiles\.key"):
@@ -88,6 +89,21 @@ def test_bad_json_names_the_field(change, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("softmax", {"exp2_argument": "fused"}, "Softmax.exp2_argument is 'fused'; allowed"),
+        ("softmax", {"base": "real"}, "Softmax.base is 'real'"),
+        ("softmax", {"row_sum": "ascending"}, "Softmax.row_sum is 'ascending'"),
+        ("s", {"tile_order": "descending"}, "Product.tile_order is 'descending'"),
+        ("tiles", {"query": 128.0}, "Tiles.query is 128.0; it must be a int"),
+    ],
+)
+def test_a_knob_that_is_not_computed_cannot_be_set(part: str, change, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        dataclasses.replace(getattr(FOLDED, part), **change)
+
+
 def test_copies_are_equal() -> None:
     assert copy.deepcopy(FOLDED) == FOLDED
     assert pickle.loads(pickle.dumps(FOLDED)) == FOLDED
@@ -96,7 +112,7 @@ def test_copies_are_equal() -> None:
 
 def test_a_name_twice_in_one_object_is_refused() -> None:
     text = FOLDED.to_json().replace('"input": "bf16",', '"input": "bf16", "input": "bf16",')
-    with pytest.raises(ValueError, match="'input' twice"):
+    with pytest.raises(ValueError, match="'input' comes twice"):
         Recipe.from_json(text)
     with pytest.raises(ValueError, match="recipe"):
         Recipe.from_json('{"a":' * 100_000)

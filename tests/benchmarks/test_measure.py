@@ -42,12 +42,27 @@ def test_turn_by_turn(monkeypatch: pytest.MonkeyPatch) -> None:
         unit="x",
         peer_work=200.0,
     )
-    assert clock.calls == ["ours", "theirs"] * 9  # one to warm up, then 6 s of 0.75 s each
+    warm_up = ["ours"] * 2 + ["theirs"] * 2
+    assert clock.calls == warm_up + ["ours", "theirs"] * 8  # 6 s of 0.75 s each
     assert (result.seconds, result.fastest, result.peer_seconds) == (0.5, 0.5, 0.25)
     assert result.rounds == 8
     assert result.rate == 200
     assert result.ratio == 0.25  # the peer does twice the work in half the time
-    assert command.line(result) == "w: 200 x/s, 4 times slower than p (800 x/s), 8 rounds"
+    assert (
+        command.line(result)
+        == "w: 200 x/s (best 200 x/s), 4 times slower than p (800 x/s), 8 rounds"
+    )
+
+
+def test_short_calls_fill_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    result = measure.compare(
+        "b", "w", clock.call("ours", 1 / 128), "p", clock.call("theirs", 1), seconds=0.1
+    )
+    assert result.seconds == 1 / 128
+    assert result.ratio == 128
+    assert clock.calls.count("ours") == 2 + 3 * measure.FEWEST_ROUNDS
+    assert clock.calls.count("theirs") == 2 + measure.FEWEST_ROUNDS
 
 
 def test_few_rounds_even_where_time_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +72,10 @@ def test_few_rounds_even_where_time_is_short(monkeypatch: pytest.MonkeyPatch) ->
     )
     assert result.rounds == measure.FEWEST_ROUNDS
     assert result.rate is None
-    assert command.line(result) == "w: 1.000 s, 3 times as fast as p (3.000 s), 5 rounds"
+    assert (
+        command.line(result)
+        == "w: 1.000 s (best 1.000 s), 3 times as fast as p (3.000 s), 5 rounds"
+    )
 
 
 def fake(seconds: float) -> Any:
@@ -86,7 +104,9 @@ def test_json_has_standard_output_for_itself(
     document = json.loads(printed.out)
     assert [result["rate"] for result in document["results"]] == [3e9]
     assert document["machine"]["cores"] >= 1
-    assert "w: 3 G MAC/s, 2 times as fast as p (1.5 G MAC/s), 7 rounds" in printed.err
+    assert (
+        "w: 3 G MAC/s (best 3 G MAC/s), 2 times as fast as p (1.5 G MAC/s), 7 rounds" in printed.err
+    )
 
 
 def test_an_unknown_name_is_refused() -> None:

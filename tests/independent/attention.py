@@ -12,7 +12,7 @@ Where the description is silent:
 - A visible t = -inf has P = 0 and n = -inf; -inf - (-inf) is 0, -inf - (a number) shifts to 0.
 - The O chain covers masked blocks too (P = 0), so a NaN code of V reaches every row of the
   document that is not dead.
-- A row with l = 0 is dead: out = o = +0, lse = -inf.
+- A row with m = -inf (no visible key, or only t = -inf) is dead: out = o = +0, lse = -inf.
 - A row maximum of zero is +0.
 """
 
@@ -270,7 +270,7 @@ def _add_by_lanes(start: int, p: Sequence[int]) -> int:
 
 def _normalise(row: Row, accumulators: Sequence[int]) -> None:
     """Step 7: o, out and lse of a finished row."""
-    if float32.is_zero(row.row_sum):
+    if row.row_max == float32.MINUS_INFINITY:
         row.o = [0] * len(accumulators)
         row.out = [0] * len(accumulators)
         row.lse = float32.MINUS_INFINITY

@@ -23,9 +23,12 @@ x 2^k with one rounding, overflow to infinity. `rule` is the preset te-mx-e4m3. 
 6. shift(P, sV - 127) by `rule` over 32 keys of a row (a block of zeros has byte 0). O: those bytes, V's codes with byte
    127, one chain ascending over all key blocks of the document. The bytes are relative to the tile's m.
 7. o = fl(O reciprocal(l)) and out = bfloat16(o); lse = fl(fl(m + log2(l)) 0x3f317218); both functions by mufu.sm90. A
-   row that sees no key, or only S = -inf, so that l = 0, is dead: out = +0, lse = -inf.
+   row that sees no key, or only t = -inf, so that m = -inf, is dead: out = +0, lse = -inf.
 
 The backward's products and knobs are part of the recipe; steps 8 to 12 are written down with the code that runs them.
+
+Scores beyond about 2^31 leave step 3's range: t is rounded to whole powers of two, x leaves [-1, 0], and a row may have
+l = 0 or infinity, which step 7 makes NaN.
 
 A NaN code of V reaches every row whose chain holds its block, so every row of its document (0 times NaN is NaN), in its
 channel and the query heads of its key/value head. A NaN of K or Q reaches the pairs that see it.
@@ -63,7 +66,24 @@ def _token(same_codes_as: Use | None = None, folded_into: Use | None = None) -> 
 _ROW_BLOCKS = Operand(format=_RULE, block=(1, 32))  # 32 keys of a query row
 _COLUMN_BLOCKS = Operand(format=_RULE, block=(32, 1))  # 32 queries of a key column
 
-_DERIVED = "causal safety of a scale per token, folded: docs/decisions/030-folded-scales.md"
+_PRODUCTS = ("s", "o", "dp", "dv", "dq", "dk")
+_SIDES = [f"{product}.{side}" for product in _PRODUCTS for side in ("left", "right")]
+
+
+def _assumed(source: str) -> Step:
+    return Step(evidence=Evidence.ASSUMED, source=source)
+
+
+_OURS = _assumed("our choice within arXiv:2611.03344, an abstract")
+_FOLDING = Step(
+    evidence=Evidence.DERIVED,
+    source="no scale is shared between tokens: docs/decisions/030-folded-scales.md",
+)
+_INSTRUCTION = Step(
+    evidence=weakest(INSTRUCTIONS[_MMA].evidence.values()),
+    source="MMA-Sim 2.1.1, kind::mxf8f6f4 block32; its exponent floor by analogy",
+)
+_SPECIAL = _assumed("measured on every float32 on an H200 (sm_90); on sm_100 assumed")
 
 FLAMIA_MXFP8_FOLDED = Recipe(
     name="flamia-mxfp8-folded",
@@ -88,28 +108,16 @@ FLAMIA_MXFP8_FOLDED = Recipe(
     softmax=Softmax(exp2=_MUFU, log2=_MUFU, reciprocal=_MUFU),
     gradient=Gradient(),
     steps={
-        **{
-            product: Step(evidence=Evidence.DERIVED, source=_DERIVED)
-            for product in ("s", "o", "dp", "dv", "dq", "dk")
-        },
-        **{
-            f"{product}.instruction": Step(
-                evidence=weakest(INSTRUCTIONS[_MMA].evidence.values()),
-                source="MMA-Sim 2.1.1, kind::mxf8f6f4 block32; its exponent floor by analogy",
-            )
-            for product in ("s", "o", "dp", "dv", "dq", "dk")
-        },
-        "softmax": Step(evidence=Evidence.DERIVED, source="an integer base makes rescaling exact"),
-        **{
-            f"softmax.{function}": Step(
-                evidence=Evidence.ASSUMED,
-                source="measured on every float32 on an H200 (sm_90); on sm_100 assumed",
-            )
-            for function in ("exp2", "log2", "reciprocal")
-        },
-        "gradient": Step(evidence=Evidence.DERIVED, source="the gradient of the forward's softmax"),
-        "tiles": Step(evidence=Evidence.DERIVED, source="the tile of the instruction's chain"),
-        "input": Step(evidence=Evidence.ASSUMED, source="arXiv:2611.03344, abstract"),
-        "output": Step(evidence=Evidence.ASSUMED, source="arXiv:2611.03344, abstract"),
+        **dict.fromkeys(_PRODUCTS, _OURS),
+        **{f"{product}.instruction": _INSTRUCTION for product in _PRODUCTS},
+        **{f"{side}.scope": _FOLDING for side in _SIDES},
+        **{f"{side}.scale_folded_into": _FOLDING for side in _SIDES},
+        **{f"{side}.same_codes_as": _FOLDING for side in _SIDES},
+        "softmax": _OURS,
+        **{f"softmax.{function}": _SPECIAL for function in ("exp2", "log2", "reciprocal")},
+        "gradient": _OURS,
+        "tiles": _OURS,
+        "input": _assumed("arXiv:2611.03344, abstract"),
+        "output": _assumed("arXiv:2611.03344, abstract"),
     },
 )
