@@ -1,6 +1,6 @@
 import pytest
-from kernels import simulator as my_kernel
 
+from examples.kernels import simulator as my_kernel
 from flamia_ref import golden
 
 

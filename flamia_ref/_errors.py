@@ -37,10 +37,24 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
 
 
+def printable(text: str) -> str:
+    """Return a text with everything escaped that a terminal would not show as it is."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def line(text: str) -> str:
-    """Return a text as one line that a terminal shows as it is: control characters are escaped."""
-    words = " ".join(text.split())
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
+    """Return a text as one printable line."""
+    return printable(" ".join(text.split()))
+
+
+def type_of(x: object) -> str:
+    """Return what an array holds, or the type of what is no array, in words for a message."""
+    dtype = getattr(x, "dtype", None)
+    if dtype is None:
+        return type(x).__name__
+    if getattr(dtype, "isnative", True):
+        return str(dtype)
+    return f"{dtype.newbyteorder('=')} in the other byte order ({dtype.str})"
 
 
 def unknown_name(what: str, given: object, allowed: Iterable[str]) -> UnknownName:

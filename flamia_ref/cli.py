@@ -1,58 +1,60 @@
 """The command ``flamia-ref``: parse, call, render, exit status.
 
 Exit status: 0 all is well, 1 a mismatch was found, 2 bad usage or input, or the work could not be
-done. Results go to standard output; errors, one line each, and progress to standard error.
+done, 128 and more a signal ended it. Results go to standard output; errors, one line each, progress,
+and whatever a kernel prints to standard error. SIGINT, SIGTERM and SIGHUP leave nothing half-written;
+SIGKILL may leave a hidden ``.NAME.*.part`` beside the folder or file that was being written, and a
+pack that was being replaced as ``.NAME.*.old``.
 """
 
 import argparse
 import contextlib
 import dataclasses
 import json
-import os
-import secrets
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from flamia_ref import __version__
+from flamia_ref import __version__, _console
+from flamia_ref._errors import line, printable
 
 # Everything else is imported by the command that needs it, so that --help is quick.
 if TYPE_CHECKING:
     from flamia_ref.attention import Recipe
     from flamia_ref.golden import Manifest
 
-_PROGRESS_AFTER = 2.0  # seconds
-
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(2, f"{self.prog}: {line(message)}; see {self.prog} --help\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status. `arguments` are those of the command line."""
     if arguments is None:
-        # So that what is half-written is cleared away when a job is stopped.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        _console.take_over()
     code = 2
     try:
         parsed = _parser().parse_args(arguments)
-        code, text, document = parsed.run(parsed)
-        _emit(text, document, parsed.json)
+        if parsed.json not in (None, "-"):
+            _console.require_writable(parsed.json)
+        result: Result = parsed.run(parsed)
+        code, text, document = result
+        if parsed.json not in (None, "-"):
+            _console.write(parsed.json, document)
+        _console.show(document if parsed.json == "-" else _lines(text))
+    except _console.Stopped as stop:
+        return 128 + stop.number
     except KeyboardInterrupt:
-        _complain("interrupted")
+        _console.complain("interrupted")
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        # Whoever read the output has seen enough. Python must not try to flush it once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, TypeError, ImportError, OSError, MemoryError) as error:
-        _complain(str(error) or type(error).__name__)
+        _console.complain(str(error) or type(error).__name__)
         return 2
     except Exception:  # noqa: BLE001  a fault of ours must not look like a mismatch, which is 1
         traceback.print_exc()
@@ -60,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _complain(message: str) -> None:
-    print(f"flamia-ref: {' '.join(message.split())}", file=sys.stderr)
+def _lines(text: str) -> str:
+    return "".join(f"{printable(one)}\n" for one in text.split("\n"))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -135,7 +137,7 @@ def _make(options: argparse.Namespace) -> Result:
         [_recipe(name) for name in options.recipe or DEFAULT_RECIPES],
         options.suite,
         force=options.force,
-        progress=_progress(),
+        progress=_console.progress(),
     )
     text = f"wrote {options.folder}: {_summary(manifest)}"
     document = {
@@ -155,7 +157,10 @@ def _check(options: argparse.Namespace) -> Result:
     # What a kernel prints must not end up in the JSON.
     with contextlib.redirect_stdout(sys.stderr):
         actual = options.actual if options.kernel is None else kernels.load(options.kernel)
-        report = check(pack, actual, progress=_progress())
+        report = check(pack, actual, progress=_console.progress())
+    report = dataclasses.replace(
+        report, pack=options.folder, subject=options.kernel or options.actual
+    )
     return report.exit_code, report.to_text(), report.to_json()
 
 
@@ -231,11 +236,12 @@ def _recipe(given: str) -> "Recipe":
     path = Path(given)
     if given in RECIPES or not (path.suffix == ".json" or path.name != given or path.is_file()):
         return RECIPES[given]
+    from flamia_ref.golden.canonical import unique
     from flamia_ref.golden.files import read_plain
 
     data = read_plain(path, limit=1 << 20, follow=True)
     try:
-        return Recipe.from_json(data.decode("utf-8"))
+        return Recipe.from_json(json.loads(data.decode("utf-8"), object_pairs_hook=unique))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"recipe file {given}: {error}") from error
 
@@ -254,45 +260,6 @@ def _words(value: object) -> str:
 
 def _json(document: object) -> str:
     return json.dumps(document, indent=1, default=str) + "\n"
-
-
-def _progress() -> Callable[[int, int, str], None] | None:
-    """Return a reporter that speaks on a terminal, and only when the work takes a while."""
-    if not sys.stderr.isatty():
-        return None
-    start = time.monotonic()
-
-    def report(done: int, total: int, name: str) -> None:
-        if time.monotonic() - start > _PROGRESS_AFTER:
-            print(f"{done} of {total} done, now {name}", file=sys.stderr)
-
-    return report
-
-
-def _emit(text: str, document: str, file: str | None) -> None:
-    if file == "-":
-        sys.stdout.write(document)
-    else:
-        print(text)
-    sys.stdout.flush()
-    if file not in (None, "-"):
-        try:
-            _write(Path(str(file)), document)
-        except OSError as error:
-            raise ValueError(f"cannot write {file}: {error.strerror or error}") from error
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all, unless it is a device or a pipe."""
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
-        return
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -14,16 +14,19 @@ A kernel is a callable::
   bfloat16, its bits as uint16, or float32 that holds bfloat16 values.
 - `extra` are keywords that only a kernel gets whose parameters name them, or which takes
   ``**extra``: `recipe` (the name), `recipe_json` (the recipe in full), `trace` (names of stages).
+- Whatever a kernel raises is reported as its failure. A kernel that ends the process, by `os._exit`
+  or by a crash of its own, ends the check too: nothing can report that but the exit status.
 """
 
 import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from flamia_ref._errors import shown, unknown_name
+from flamia_ref._errors import line, shown, unknown_name
 
 Kernel = Callable[..., Any]
 
@@ -46,53 +49,77 @@ def load(name: str) -> Kernel:
     if "" not in sys.path:
         # The installed command does not look in the current directory; `python -m` does.
         sys.path.insert(0, "")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+    with guarded(f"kernel {line(name)}: importing it failed"):
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise
             raise KernelError(
-                f"kernel {name}: there is no module {error.name!r} here or installed"
+                f"kernel {line(name)}: there is no module {error.name!r} here or installed"
             ) from error
-        raise KernelError(f"kernel {name}: importing it failed: {reason(error)}") from error
-    except (Exception, SystemExit) as error:  # the code is the user's
-        raise KernelError(f"kernel {name}: importing it failed: {reason(error)}") from error
-    found: Any = module
-    for part in function.split("."):
-        if not hasattr(found, part):
-            known = [key for key, value in vars(module).items() if callable(value)]
-            raise KernelError(str(unknown_name(f"function in {module_name}", function, known)))
-        found = getattr(found, part)
-    if not callable(found):
-        raise KernelError(f"kernel {name} is {shown(found)}, which cannot be called")
+        found: Any = module
+        for part in function.split("."):
+            if not hasattr(found, part):
+                known = [key for key, value in vars(module).items() if callable(value)]
+                raise KernelError(str(unknown_name(f"function in {module_name}", function, known)))
+            found = getattr(found, part)
+        if not callable(found):
+            raise KernelError(f"kernel {line(name)} is {shown(found)}, which cannot be called")
     kernel: Kernel = found
     return kernel
 
 
-def call(kernel: Kernel, *tensors: Any, case: str, **keywords: Any) -> Mapping[str, Any]:
+def call(kernel: Kernel, *tensors: Any, case: str, **keywords: Any) -> dict[str, Any]:
     """Call a kernel with q, k and v, and with those of the keywords that it takes.
 
     `case` names the case in errors. Raises KernelError where the kernel cannot take the keywords of
     the protocol, fails, or does not return a dict.
     """
-    name = getattr(kernel, "__qualname__", repr(kernel))
-    taken = _taken(kernel, keywords, name=name, positional=len(tensors))
-    try:
+    name = name_of(kernel)
+    with guarded(f"kernel {name} failed in case {case}"):
+        taken = _taken(kernel, keywords, name=name, positional=len(tensors))
         results = kernel(*tensors, **taken)
-    except (Exception, SystemExit) as error:  # the code is the user's
-        raise KernelError(f"kernel {name} failed in case {case}: {reason(error)}") from error
-    if not isinstance(results, Mapping) or not all(isinstance(key, str) for key in results):
-        raise KernelError(
-            f"kernel {name} returned {shown(type(results).__name__)} in case {case}; it must "
-            'return a dict with "out", "lse" and any stages, by name'
-        )
-    return results
+        if not isinstance(results, Mapping) or not all(isinstance(key, str) for key in results):
+            raise KernelError(
+                f"kernel {name} returned {shown(type(results).__name__)} in case {case}; it must "
+                'return a dict with "out", "lse" and any stages, by name'
+            )
+        return dict(results)
+
+
+def name_of(kernel: Kernel) -> str:
+    """Return what a kernel calls itself, as "module:function" where it says so."""
+    with guarded("a kernel cannot be named"):
+        name = getattr(kernel, "__qualname__", type(kernel).__name__)
+        module = getattr(kernel, "__module__", None)
+        return line(f"{module}:{name}" if module else str(name))
+
+
+@contextmanager
+def guarded(failure: str, kind: Callable[[str], Exception] = KernelError) -> Iterator[None]:
+    """Raise whatever code of the user raises in the block as one error of `kind`, on one line.
+
+    Exceptions that mean to end something are no exception: a kernel must not end a check with a
+    status that looks like a verdict. KernelErrors and Ctrl-C pass.
+    """
+    try:
+        yield
+    except (KernelError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise kind(f"{failure}: {reason(error)}") from error
 
 
 def reason(error: BaseException) -> str:
     """Return an exception as one line, with the innermost line of code that raised it."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001  the code is the user's
+        message = "its message cannot be read"
+    text = line(f"{type(error).__name__}: {message}")
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
+    return f"{text} ({line(frames[-1].filename)}:{frames[-1].lineno})" if frames else text
 
 
 def _taken(
@@ -117,6 +144,6 @@ def _taken(
         signature.bind(*[None] * positional, **taken)
     except TypeError as error:
         raise KernelError(
-            f"kernel {name} cannot be called with (q, k, v, *, {', '.join(always)}): {error}"
+            f"kernel {name} cannot be called with (q, k, v, *, {', '.join(always)}): {line(str(error))}"
         ) from error
     return taken

@@ -3,13 +3,14 @@
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flamia_ref import kernels
-from flamia_ref._errors import shown
+from flamia_ref._errors import line, shown, unknown_name
 from flamia_ref.golden.dataflow import STAGES, TRACE
 from flamia_ref.golden.files import Stored, read_plain, tensors_from_bytes
 from flamia_ref.golden.pack import Case, Pack
@@ -19,6 +20,8 @@ Source = Callable[[Case], Given | None]  # None: nothing was given for the case
 
 # A file may hold float32 where the pack holds bfloat16 bits, and a longer header.
 _LARGER, _HEADER_BYTES = 4, 1 << 20
+
+_LISTED = 12  # names in a note
 
 # Names of numpy's types, and of those of ml_dtypes, in safetensors; narrow floats are kept as bits.
 _NAMES = {
@@ -34,34 +37,54 @@ _NAMES = {
 }
 
 
-def from_path(cases: Mapping[str, Case], path: Path) -> tuple[str, list[Case], Source]:
-    """Return a description, the cases to compare, and the source for a folder or one file.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Results:
+    """What there is to compare: the cases, where the results of each come from, and in whose name.
 
-    Raises ValueError where there is nothing to compare, or the files are those of the pack itself.
+    `notes` say what was given beside that and is not compared.
     """
-    if path.is_dir():
-        files = {name: path / f"{name}.safetensors" for name in cases}
-        present = {name: file for name, file in files.items() if os.path.lexists(file)}
-        if not present:
-            raise ValueError(
-                f"{path} holds no results of this pack; name the files CASE.safetensors, the first "
-                f"case is {next(iter(cases))}"
-            )
-        chosen = list(cases.values())
-    elif os.path.lexists(path):
-        name = path.name.removesuffix(".safetensors")
-        if name not in cases and len(cases) > 1:
-            raise ValueError(
-                f"{path} is named after no case of the pack; name it CASE.safetensors, for example "
-                f"{next(iter(cases))}.safetensors"
-            )
-        case = cases[name] if name in cases else next(iter(cases.values()))
-        chosen, present = [case], {case.name: path}
-    else:
-        raise ValueError(f"there is no file or folder {path}")
-    for name, file in present.items():
-        if file.exists() and file.samefile(cases[name].path):
-            raise ValueError(f"{file} is the pack's own file; give the results of a kernel")
+
+    subject: str
+    cases: list[Case]
+    source: Source
+    notes: tuple[str, ...] = ()
+
+
+def from_path(cases: Mapping[str, Case], path: Path) -> Results:
+    """Return the results in a folder, or in one file.
+
+    Raises ValueError where there is nothing to compare, the files are those of the pack itself, or
+    the path cannot be read.
+    """
+    notes: tuple[str, ...] = ()
+    try:
+        if path.is_dir():
+            files = {name: path / f"{name}.safetensors" for name in cases}
+            present = {name: file for name, file in files.items() if os.path.lexists(file)}
+            if not present:
+                raise ValueError(
+                    f"{path} holds no results of this pack; name the files CASE.safetensors, the "
+                    f"first case is {next(iter(cases))}"
+                )
+            chosen = list(cases.values())
+            found = {one for one in os.listdir(path) if one.endswith(".safetensors")}
+            notes = _unknown(found - {file.name for file in files.values()}, f"files in {path}")
+        elif os.path.lexists(path):
+            name = path.name.removesuffix(".safetensors")
+            if name not in cases and len(cases) > 1:
+                raise ValueError(
+                    f"{path} is named after no case of the pack; name it CASE.safetensors, for "
+                    f"example {next(iter(cases))}.safetensors"
+                )
+            case = cases[name] if name in cases else next(iter(cases.values()))
+            chosen, present = [case], {case.name: path}
+        else:
+            raise ValueError(f"there is no file or folder {path}")
+        for name, file in present.items():
+            if file.exists() and file.samefile(cases[name].path):
+                raise ValueError(f"{file} is the pack's own file; give the results of a kernel")
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
 
     def source(case: Case) -> Given | None:
         if case.name not in present:
@@ -70,11 +93,11 @@ def from_path(cases: Mapping[str, Case], path: Path) -> tuple[str, list[Case], S
         limit = _HEADER_BYTES + _LARGER * sum(place.nbytes for place in case.places.values())
         return tensors_from_bytes(read_plain(file, limit=limit, follow=True), source=str(file))
 
-    return str(path), chosen, source
+    return Results(subject=str(path), cases=chosen, source=source, notes=notes)
 
 
-def from_kernel(kernel: kernels.Kernel) -> Source:
-    """Return the source that calls a kernel on the inputs of each case."""
+def from_kernel(cases: Mapping[str, Case], kernel: kernels.Kernel) -> Results:
+    """Return the results of a kernel, which is called on the inputs of each case."""
 
     def source(case: Case) -> Given:
         inputs = case.inputs()
@@ -91,14 +114,17 @@ def from_kernel(kernel: kernels.Kernel) -> Source:
         )
         return stored(results, case)
 
-    return source
+    return Results(subject=kernels.name_of(kernel), cases=list(cases.values()), source=source)
 
 
-def from_arrays(results: Mapping[str, Mapping[str, Any]]) -> Source:
-    """Return the source for results in hand: of each case, by its name, a dict like a kernel's.
+def from_arrays(cases: Mapping[str, Case], results: Mapping[str, Mapping[str, Any]]) -> Results:
+    """Return results in hand: of each case, by its name, a dict like a kernel's.
 
-    Raises ValueError where an array is one of the pack's own.
+    Raises ValueError where there are none of these cases, and, later, where an array is one of the
+    pack's own.
     """
+    if not any(name in cases for name in results):
+        raise unknown_name("case", next(iter(results), None), cases)
 
     def source(case: Case) -> Given | None:
         if case.name not in results:
@@ -110,37 +136,61 @@ def from_arrays(results: Mapping[str, Mapping[str, Any]]) -> Source:
                 raise ValueError(f"{name} of {case} is the pack's own array; give a kernel's")
         return given
 
-    return source
+    return Results(
+        subject="the given arrays",
+        cases=list(cases.values()),
+        source=source,
+        notes=_unknown({str(name) for name in results if name not in cases}, "results"),
+    )
 
 
-def stored(results: Mapping[str, Any], case: Case) -> dict[str, Stored]:
+def _unknown(names: set[str], what: str) -> tuple[str, ...]:
+    """Return the note on names that are none of a case."""
+    if not names:
+        return ()
+    listed = ", ".join(shown(name) for name in sorted(names)[:_LISTED])
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return (f"{what} that belong to no case here: {listed}{more}",)
+
+
+def stored(results: Any, case: Case) -> dict[str, Stored]:
     """Return what a kernel returned as tensors with the names of the pack.
 
-    Raises ValueError where a stage that is a list has not an array for each document, and TypeError
-    for what is no array.
+    Raises ValueError where a stage that is a list has not an array for each document, and where a
+    tensor is there twice; TypeError for what is no dict of arrays.
     """
-    tensors = {}
-    for name, value in results.items():
-        if name in STAGES and STAGES[name].per_document:
-            documents = len(case.spec.lengths)
-            if not isinstance(value, list | tuple) or len(value) != documents:
+    if not isinstance(results, Mapping) or not all(isinstance(name, str) for name in results):
+        raise TypeError(
+            f"the results of {case} are {shown(type(results).__name__)}; give a dict of arrays by "
+            "name"
+        )
+    tensors: dict[str, Stored] = {}
+    for stage, value in results.items():
+        for name, item in _by_document(stage, value, case):
+            if name in tensors:
                 raise ValueError(
-                    f"{name} of {case} must be a list of {documents} arrays, one a document"
+                    f"{name} of {case} is given twice; give a list or one array a document"
                 )
-            for document, item in enumerate(value):
-                tensors[f"{name}.{document}"] = _array(item, name, case)
-        else:
-            tensors[name] = _array(value, name, case)
+            tensors[name] = _array(item, name, case)
     return tensors
 
 
+def _by_document(name: str, value: Any, case: Case) -> list[tuple[str, Any]]:
+    """Return a result under the name, or the names, that it has in the pack."""
+    if name not in STAGES or not STAGES[name].per_document:
+        return [(name, value)]
+    documents = len(case.spec.lengths)
+    if not isinstance(value, list | tuple) or len(value) != documents:
+        raise ValueError(f"{name} of {case} must be a list of {documents} arrays, one a document")
+    return [(f"{name}.{document}", item) for document, item in enumerate(value)]
+
+
 def _array(value: Any, name: str, case: Case) -> Stored:
-    try:
+    what = f"{line(name)} of {case}"
+    with kernels.guarded(f"{what} is no array", TypeError):
         array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} of {case} is no array: {kernels.reason(error)}") from error
     if array.dtype == object:
-        raise TypeError(f"{name} of {case} is {shown(type(value).__name__)}, which is no array")
+        raise TypeError(f"{what} is {shown(type(value).__name__)}, which is no array")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     dtype = _NAMES.get(array.dtype.name, array.dtype.name)

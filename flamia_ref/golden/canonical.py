@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flamia_ref._errors import shown
+from flamia_ref._errors import line, shown
 
 _BITS = re.compile(r"0x[0-9a-f]{16}\Z")
 
@@ -37,11 +37,10 @@ def parse(text: str, *, source: str) -> dict[str, Any]:
     Raises ValueError for text that is no JSON object, or not exactly what `render` writes.
     """
     try:
-        document = _floats_read(json.loads(text, object_pairs_hook=_unique))
+        document = _floats_read(json.loads(text, object_pairs_hook=unique))
         canonical = render(document)
     except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{source} is no JSON that can be read: {reason}") from error
+        raise ValueError(f"{source} is no JSON that can be read: {line(str(error))}") from error
     if not isinstance(document, dict):
         raise ValueError(f"{source} holds no JSON object")
     if canonical != text:
@@ -49,7 +48,11 @@ def parse(text: str, *, source: str) -> dict[str, Any]:
     return document
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object, as the `object_pairs_hook` of `json.loads`.
+
+    Raises ValueError where a key comes twice.
+    """
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a key comes twice")

@@ -1,4 +1,4 @@
-"""Cases as data: the shapes, the inputs, and why each case exists."""
+"""A case as data: its shapes, its inputs, and why it exists."""
 
 import math
 import re
@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from flamia_ref._errors import Registry, shown
+from flamia_ref._errors import shown
 from flamia_ref.golden.files import tensors_from_bytes
 from flamia_ref.golden.inputs import MAX_EXPONENT, TENSORS, U16, Distribution, hashed
 
@@ -163,136 +163,3 @@ def _recorded() -> dict[str, U16]:
     data = resources.files("flamia_ref.golden") / "data" / "smollm2-layer14.safetensors"
     stored = tensors_from_bytes(data.read_bytes(), source="smollm2-layer14.safetensors")
     return {name: np.asarray(stored[name].array, np.uint16) for name in ("q", "k", "v")}
-
-
-def _synthetic(
-    name: str,
-    why: str,
-    *,
-    lengths: tuple[int, ...],
-    heads: tuple[int, int],
-    head_dim: int,
-    seed: int,
-    causal: bool = True,
-    distribution: Distribution = Distribution.BELL,
-    exponent: int = -8,
-    plants: tuple[Plant, ...] = (),
-    flags: tuple[str, ...] = (),
-) -> CaseSpec:
-    return CaseSpec(
-        name=name,
-        why=why,
-        lengths=lengths,
-        heads=heads[0],
-        kv_heads=heads[1],
-        head_dim=head_dim,
-        causal=causal,
-        softmax_scale=1 / math.sqrt(head_dim),
-        distribution=distribution,
-        seed=seed,
-        exponent=exponent,
-        plants=plants,
-        flags=flags,
-    )
-
-
-_SMOKE = (
-    CaseSpec(
-        name="smollm2-layer14",
-        why=(
-            "real activations: three documents of a Llama-style model, the three query heads of "
-            "one key/value head; boundaries at 11 and 11 modulo 32"
-        ),
-        lengths=(75, 64, 12),
-        heads=3,
-        kv_heads=1,
-        head_dim=64,
-        causal=True,
-        softmax_scale=0.125,
-        distribution=Distribution.RECORDED,
-        seed=0,
-        exponent=0,
-        flags=("real", "partial-block", "grouped-heads"),
-    ),
-    _synthetic(
-        "lengths-around-32",
-        "documents of 0, 1, 31, 32 and 33 tokens: an empty one, one key alone, and both sides of a "
-        "block's end; the longer ones start inside a block of the packed tensor",
-        lengths=(1, 0, 32, 33, 31),
-        heads=(9, 3),
-        head_dim=64,
-        seed=1,
-        flags=("empty-document", "partial-block", "grouped-heads"),
-    ),
-    _synthetic(
-        "one-head-200",
-        "two key tiles and a peaked softmax: the running maximum rises and earlier sums are shifted",
-        lengths=(200,),
-        heads=(1, 1),
-        head_dim=64,
-        seed=2,
-        exponent=-6,
-        flags=("partial-block", "several-tiles"),
-    ),
-    _synthetic(
-        "full-140-d128",
-        "no mask, head dimension 128, a second tile of 12 keys that every query sees",
-        lengths=(140,),
-        heads=(1, 1),
-        head_dim=128,
-        causal=False,
-        seed=3,
-        exponent=-7,
-        flags=("full", "partial-block", "several-tiles"),
-    ),
-    _synthetic(
-        "two-documents-d128",
-        "head dimension 128, two query heads over one: kernels that map heads by modulo agree on "
-        "square shapes only",
-        lengths=(33, 64),
-        heads=(2, 1),
-        head_dim=128,
-        seed=4,
-        flags=("partial-block", "grouped-heads"),
-    ),
-    _synthetic(
-        "outliers",
-        "one element in 256 is 128 times larger: it sets the scale of its block, the others become "
-        "subnormal codes",
-        lengths=(65, 32),
-        heads=(1, 1),
-        head_dim=64,
-        seed=5,
-        distribution=Distribution.OUTLIERS,
-        flags=("partial-block",),
-    ),
-    _synthetic(
-        "wide-exponents",
-        "exponents over 32 binades: every scale byte differs, codes reach zero, ties are common",
-        lengths=(70,),
-        heads=(2, 2),
-        head_dim=64,
-        causal=False,
-        seed=6,
-        distribution=Distribution.WIDE,
-        flags=("full", "partial-block"),
-    ),
-    _synthetic(
-        "poison",
-        "NaN in K of the first document, infinity in V of the second, -0 and a zero token in the "
-        "third: what is poisoned stays inside its document",
-        lengths=(40, 9, 20),
-        heads=(2, 1),
-        head_dim=64,
-        seed=7,
-        plants=(
-            Plant(tensor="k", token=33, head=0, channel=5, bits=0x7FC0),
-            Plant(tensor="v", token=44, head=0, channel=2, bits=0x7F80),
-            Plant(tensor="q", token=50, head=1, channel=0, bits=0x8000),
-            *(Plant(tensor="v", token=55, head=0, channel=c, bits=0x0000) for c in range(64)),
-        ),
-        flags=("nan", "partial-block", "grouped-heads"),
-    ),
-)
-
-SUITES = Registry("suite", [("smoke", _SMOKE)])

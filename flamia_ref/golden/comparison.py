@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from flamia_ref._errors import shown, unknown_name
-from flamia_ref.golden.actual import Given, Source, cases_of, from_arrays, from_kernel, from_path
+from flamia_ref.golden.actual import Given, Results, cases_of, from_arrays, from_kernel, from_path
 from flamia_ref.golden.bitwise import Aligned, align
 from flamia_ref.golden.dataflow import OUTPUTS, Role, suspects, visible_pairs
 from flamia_ref.golden.diagnosis import difference
 from flamia_ref.golden.pack import Case, Pack, load
+from flamia_ref.golden.recipes import provenance
 from flamia_ref.report.model import CaseResult, Report, Status, TensorResult
 
 Progress = Callable[[int, int, str], None]  # cases done, cases in all, the name of the next one
@@ -36,46 +37,45 @@ def check(
     if not isinstance(pack, Pack | Case):
         pack = load(pack)
     cases = cases_of(pack)
-    subject, chosen, source = _source(cases, actual)
-    results = []
-    for done, case in enumerate(chosen):
+    results = _results(cases, actual)
+    for case in results.cases:
+        case.tensors  # noqa: B018  read and verified: a kernel may run for hours
+    compared = []
+    for done, case in enumerate(results.cases):
         if progress is not None:
-            progress(done, len(chosen), case.name)
-        results.append(_case(case, source))
-    skipped = [name for name in cases if name not in {case.name for case in chosen}]
+            progress(done, len(results.cases), case.name)
+        compared.append(_case(case, results.source(case)))
+    skipped = [name for name in cases if name not in {case.name for case in results.cases}]
+    left_out = (f"cases not compared: {', '.join(skipped)}",) if skipped else ()
+    recipes = {case.entry.recipe: case.recipe for case in results.cases}
+    numerics_version = results.cases[0].numerics_version
     return Report(
         pack=str(pack.folder),
-        subject=subject,
-        numerics_version=chosen[0].numerics_version,
-        evidence={case.entry.recipe: str(case.recipe.evidence) for case in chosen},
-        cases=tuple(results),
-        notes=(f"cases not compared: {', '.join(skipped)}",) if skipped else (),
+        subject=results.subject,
+        numerics_version=numerics_version,
+        evidence={name: str(recipe.evidence) for name, recipe in recipes.items()},
+        cases=tuple(compared),
+        notes=(*left_out, *results.notes, *provenance(numerics_version, recipes)),
     )
 
 
-def _source(cases: Mapping[str, Case], actual: Actual) -> tuple[str, list[Case], Source]:
+def _results(cases: Mapping[str, Case], actual: Actual) -> Results:
     if isinstance(actual, Pack):
         actual = actual.folder
     elif isinstance(actual, Case):
         actual = actual.path
     if isinstance(actual, str | os.PathLike):
         return from_path(cases, Path(actual))
-    everything = list(cases.values())
     if isinstance(actual, Mapping):
-        if not set(actual) & set(cases):
-            raise unknown_name("case", next(iter(actual), None), cases)
-        return "the given arrays", everything, from_arrays(actual)
+        return from_arrays(cases, actual)
     if callable(actual):
-        name = getattr(actual, "__qualname__", type(actual).__name__)
-        module = getattr(actual, "__module__", None)
-        return f"{module}:{name}" if module else name, everything, from_kernel(actual)
+        return from_kernel(cases, actual)
     raise TypeError(
         f"actual is {shown(type(actual).__name__)}; give a kernel, a path, or a mapping of cases"
     )
 
 
-def _case(case: Case, source: Source) -> CaseResult:
-    given = source(case)
+def _case(case: Case, given: Given | None) -> CaseResult:
     if given is None:
         return CaseResult(name=case.name, status=Status.MISSING, note="no results were given")
     known = (case.places[name].stage for name in given if name in case.places)
@@ -84,7 +84,9 @@ def _case(case: Case, source: Source) -> CaseResult:
             f"the results of {case} hold no stage and no output, but {shown(sorted(given))}; give "
             f"at least {' and '.join(OUTPUTS)}"
         )
-    return _compared(case, given)
+    # Any bits may come, and a kernel may have told numpy to raise on them.
+    with np.errstate(all="ignore"):
+        return _compared(case, given)
 
 
 def _compared(case: Case, given: Given) -> CaseResult:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from flamia_ref.golden.cases import CaseSpec
 
-TILE = 128  # rows and columns of a unit of work, and rows of a tile of scales
+SCALE_ROWS = 128  # rows of a tile of scales
 BLOCK = 32  # elements that share a scale in an MMA
 
 
@@ -101,7 +101,7 @@ class Stage:
             "queries": rows,
             "keys": rows,
             "key_blocks": -(-rows // BLOCK),
-            "row_tiles": -(-rows // TILE),
+            "row_tiles": -(-rows // SCALE_ROWS),
             "column_tiles": -(-blocks // 4),
             "bytes": 512,
         }

@@ -6,7 +6,7 @@ import numpy as np
 
 from flamia_ref.golden.bitwise import Aligned, as_text
 from flamia_ref.golden.cases import CaseSpec
-from flamia_ref.golden.dataflow import BLOCK, TILE, Place, View
+from flamia_ref.golden.dataflow import BLOCK, Place, View
 from flamia_ref.golden.files import Tensor
 from flamia_ref.golden.pack import Case
 from flamia_ref.report.model import Bits, Difference, Pair
@@ -31,7 +31,7 @@ def difference(case: Case, name: str, index: Index, aligned: Mapping[str, Aligne
         code = None if under is None else _pair(case, codes, under, aligned)
     one = aligned[name]
     return Difference(
-        where=coordinates(case.spec, place, index),
+        where=coordinates(case, place, index),
         index=index,
         element=Pair(
             expected=_bits(one.expected[index], one.view), actual=_bits(one.actual[index], one.view)
@@ -41,12 +41,13 @@ def difference(case: Case, name: str, index: Index, aligned: Mapping[str, Aligne
     )
 
 
-def coordinates(case: CaseSpec, place: Place, index: Index) -> Where:
+def coordinates(case: Case, place: Place, index: Index) -> Where:
     """Return the place of an element in words: document, head, token, tile, block, element.
 
-    `token` counts over all documents, `query` and `key` within the document. Tiles of 128 and
-    blocks of 32 start at the document.
+    `token` counts over all documents, `query` and `key` within the document. Tiles, which are those
+    of the recipe, and blocks of 32 start at the document.
     """
+    spec = case.spec
     at = dict(zip(place.stage.axes, index, strict=True))
     if "starts" in at:
         return {"entry": at["starts"]}
@@ -55,35 +56,44 @@ def coordinates(case: CaseSpec, place: Place, index: Index) -> Where:
     if place.stage.tiled:
         return _tiled(case, place, at)
     if document is None:
-        document = _document(case, at["tokens"])
-    start = case.starts[document]
+        document = _document(spec, at["tokens"])
+    start = spec.starts[document]
     row = at["tokens"] - start if "tokens" in at else at["queries"]
     found["document"] = document
     found["head" if "heads" in at else "kv head"] = at.get("heads", at.get("kv_heads", 0))
     found |= {"token": start + row, "query" if "queries" in at else "position": row}
     if "queries" not in at:
-        found["tile"] = row // TILE
+        found["tile"] = row // _rows(case, at)
         if "head_dim" in at:
             channel = at["head_dim"]
             found |= {"block": channel // BLOCK, "channel": channel}
         elif "one" in at:
-            found |= {"block": 0, "channels": f"0 to {case.head_dim - 1}"}
+            found |= {"block": 0, "channels": f"0 to {spec.head_dim - 1}"}
         return found
     key = at["keys"] if "keys" in at else at["key_blocks"] * BLOCK
-    found |= {"query tile": row // TILE, "key tile": key // TILE, "block": key // BLOCK}
+    tiles = case.recipe
+    found |= {"query tile": row // tiles.query_tile, "key tile": key // tiles.key_tile}
+    found["block"] = key // BLOCK
     if "keys" in at:
         return found | {"key": key, "key token": start + key}
-    last = min(key + BLOCK, case.lengths[document]) - 1
+    last = min(key + BLOCK, spec.lengths[document]) - 1
     return found | {"keys": f"{key} to {last}"}
 
 
-def _tiled(case: CaseSpec, place: Place, at: Mapping[str, int]) -> Where:
+def _rows(case: Case, at: Mapping[str, int]) -> int:
+    """Return the rows of a tile of an operand: K and V are tiled by keys."""
+    return case.recipe.key_tile if "kv_heads" in at else case.recipe.query_tile
+
+
+def _tiled(case: Case, place: Place, at: Mapping[str, int]) -> Where:
+    spec = case.spec
     document, row, block = place.document or 0, *_untiled(at)
     heads = "heads" if "heads" in at else "kv_heads"
     found: Where = {"document": document, heads.replace("_", " ")[:-1]: at[heads]}
-    if row >= case.lengths[document] or block >= case.head_dim // BLOCK:
+    if row >= spec.lengths[document] or block >= spec.head_dim // BLOCK:
         return found | {"row": row, "column": block, "in": "the padding"}
-    found |= {"token": case.starts[document] + row, "position": row, "tile": row // TILE}
+    found |= {"token": spec.starts[document] + row, "position": row}
+    found["tile"] = row // _rows(case, at)
     return found | {"block": block, "byte": at["bytes"]}
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import safetensors
 import safetensors.numpy
 
-from flamia_ref._errors import shown
+from flamia_ref._errors import line, shown
 
 Tensor = npt.NDArray[Any]
 
@@ -83,7 +83,7 @@ def tensors_from_bytes(data: bytes, *, source: str) -> dict[str, Stored]:
     try:
         entries = _deserialize(data)
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{source} is no whole safetensors file: {_line(error)}") from error
+        raise ValueError(f"{source} is no whole safetensors file: {line(str(error))}") from error
     tensors = {}
     for name, entry in sorted(entries):
         storage = _STORAGE.get(entry["dtype"])
@@ -111,7 +111,3 @@ def tensors_to_bytes(tensors: dict[str, Tensor]) -> bytes:
 def little_endian(tensor: Tensor) -> bytes:
     """Return the bytes of a tensor as a file holds them."""
     return np.asarray(tensor, tensor.dtype.newbyteorder("<")).tobytes()
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())

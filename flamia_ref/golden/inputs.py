@@ -10,12 +10,13 @@ All arithmetic is modulo 2^64. Output number i (from 0) of splitmix64 with a giv
 A case has a seed. Tensor number t (q 0, k 1, v 2, dout 3) has two streams with the seeds
 ``hash(case seed, 2 t)`` and ``hash(case seed, 2 t + 1)``. Element i, counted row-major over
 [tokens, heads, head_dim], is ``n * 2^e`` rounded once to bfloat16, to nearest even, where h1 and h2
-are outputs number i of the two streams and::
+are outputs number i of the two streams, r is output number i - (i mod head_dim) of the second (that
+of the row's first element), and::
 
-    n = (sum of the eight bytes of h1) - 1020             an integer in [-1020, 1020]
-    e = exponent                                          bell
-    e = exponent + 7 if (h2 mod 256) == 0 else exponent   outliers
-    e = exponent + (h2 mod 32) - 28                       wide
+    n = (sum of the eight bytes of h1) - 1020                        an integer in [-1020, 1020]
+    e = exponent                                                     bell
+    e = exponent + 16 if (h2 mod 256) == 0 else exponent             outliers
+    e = exponent + (h2 mod 32) - 28 + ((r div 256) mod 16) - 12      wide
 
 ``exponent`` belongs to the case. n has mean 0 and standard deviation 209, so exponent -8 gives about
 0.8. A zero is +0. No value is subnormal or overflows: the exponent of a case is in [-64, 64].
@@ -46,8 +47,8 @@ class Distribution(StrEnum):
     """How the inputs of a case are made. The formulas are those of the module."""
 
     BELL = "bell"  # n * 2^exponent
-    OUTLIERS = "outliers"  # the same, one element in 256 times 2^7
-    WIDE = "wide"  # the same, times 2^-28 to 2^3
+    OUTLIERS = "outliers"  # the same, one element in 256 times 2^16
+    WIDE = "wide"  # the same, each element times 2^-28 to 2^3, each row times 2^-12 to 2^3
     RECORDED = "recorded"  # stored bits of a real model; no hash
 
 
@@ -108,7 +109,8 @@ def hashed(
     n = np.full(index.shape, -1020, np.int64)
     for byte in range(8):
         n += ((first >> np.uint64(8 * byte)) & np.uint64(255)).astype(np.int64)
-    return bfloat16_bits(n, _exponents(second, distribution, exponent)).reshape(shape)
+    exponents = _exponents(second.reshape(shape), distribution, exponent)
+    return bfloat16_bits(n.reshape(shape), exponents)
 
 
 def _exponents(h: U64, distribution: Distribution, exponent: int) -> npt.NDArray[np.int64]:
@@ -117,8 +119,10 @@ def _exponents(h: U64, distribution: Distribution, exponent: int) -> npt.NDArray
         case Distribution.BELL:
             return base
         case Distribution.OUTLIERS:
-            return base + np.where(h & np.uint64(255), 0, 7)
+            return base + np.where(h & np.uint64(255), 0, 16)
         case Distribution.WIDE:
-            return base + (h & np.uint64(31)).astype(np.int64) - 28
+            row = h[..., :1] >> np.uint64(8)
+            base += (h & np.uint64(31)).astype(np.int64) - 28
+            return base + (row & np.uint64(15)).astype(np.int64) - 12
         case Distribution.RECORDED:
             raise ValueError("recorded inputs are stored, they have no formula")

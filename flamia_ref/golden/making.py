@@ -1,27 +1,26 @@
 """Making packs: the simulator's results on a suite, written whole or not at all."""
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from flamia_ref._errors import shown
+from flamia_ref._errors import Registry, shown
 from flamia_ref.golden.canonical import sha256
-from flamia_ref.golden.cases import PLAIN_NAME, SUITES, CaseSpec
+from flamia_ref.golden.cases import PLAIN_NAME, CaseSpec
 from flamia_ref.golden.dataflow import places
 from flamia_ref.golden.files import little_endian, tensors_to_bytes
 from flamia_ref.golden.manifest import (
     FILE_NAME,
     CaseEntry,
     Manifest,
-    RecipeEntry,
     TensorEntry,
     case_name,
 )
+from flamia_ref.golden.recipes import RecipeEntry
 from flamia_ref.golden.replacing import replacing, require_free, write_whole
 from flamia_ref.golden.simulation import simulate
+from flamia_ref.golden.suites import SUITES
 
 if TYPE_CHECKING:
     from flamia_ref.attention import Recipe
@@ -50,9 +49,9 @@ def make(
     cases = SUITES[suite]
     chosen = _chosen(recipes)
     target = Path(os.path.abspath(folder))
-    require_free(target, force=force)
     work = [(spec, recipe) for recipe in chosen.values() for spec in cases]
     try:
+        require_free(target, force=force)
         with replacing(target, force=force) as scratch:
             entries = []
             for done, (spec, recipe) in enumerate(work):
@@ -61,7 +60,9 @@ def make(
                 entries.append(_write_case(scratch, spec, recipe))
             manifest = Manifest(
                 suite=suite,
-                recipes=MappingProxyType({name: _entry(given) for name, given in chosen.items()}),
+                recipes=Registry(
+                    "recipe", [(name, RecipeEntry.of(given)) for name, given in chosen.items()]
+                ),
                 cases=tuple(entries),
             )
             write_whole(scratch / FILE_NAME, manifest.to_json().encode("ascii"))
@@ -72,28 +73,29 @@ def make(
 
 
 def _chosen(recipes: "Sequence[str | Recipe]") -> "dict[str, Recipe]":
-    from flamia_ref.attention import RECIPES
+    from flamia_ref.attention import RECIPES, Recipe
 
     if isinstance(recipes, str):
         raise TypeError(f"recipes is the string {shown(recipes)}; give a sequence of recipes")
     chosen: dict[str, Recipe] = {}
     for given in recipes:
         recipe = RECIPES[given] if isinstance(given, str) else given
+        if not isinstance(recipe, Recipe):
+            raise TypeError(f"recipe {shown(recipe)} is neither a name nor a Recipe")
         if not PLAIN_NAME.match(recipe.name):
             raise ValueError(
                 f"recipe name {shown(recipe.name)} is not plain; use at most 80 of a-z 0-9 . _ -"
             )
         if recipe.name in chosen:
             raise ValueError(f"recipe {recipe.name} is given twice; name each one differently")
+        if recipe.name in RECIPES and recipe != RECIPES[recipe.name]:
+            raise ValueError(
+                f"recipe {recipe.name} differs from the registered one of that name; rename it"
+            )
         chosen[recipe.name] = recipe
     if not chosen:
         raise ValueError("no recipe is given; name at least one")
     return chosen
-
-
-def _entry(recipe: "Recipe") -> RecipeEntry:
-    data = json.loads(recipe.to_json())
-    return RecipeEntry(recipe=MappingProxyType(data), evidence=recipe.label)
 
 
 def _write_case(folder: Path, spec: CaseSpec, recipe: "Recipe") -> CaseEntry:
@@ -112,5 +114,5 @@ def _write_case(folder: Path, spec: CaseSpec, recipe: "Recipe") -> CaseEntry:
         file=f"{name}.safetensors",
         size=len(data),
         sha256=sha256(data),
-        tensors=MappingProxyType(entries),
+        tensors=Registry("tensor", entries.items()),
     )

@@ -6,20 +6,18 @@ digests that it lists, the pack.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from types import MappingProxyType
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from flamia_ref._errors import shown, unknown_name
-from flamia_ref.evidence import Evidence
+from flamia_ref._errors import Registry, shown, unknown_name
 from flamia_ref.golden.canonical import Reader, parse, render, sha256
 from flamia_ref.golden.cases import PLAIN_NAME, CaseSpec, Plant
 from flamia_ref.golden.dataflow import INPUTS, OUTPUTS, Place, places
 from flamia_ref.golden.inputs import Distribution
+from flamia_ref.golden.recipes import NUMERICS_VERSION, RecipeEntry
 
 SCHEMA = "flamia-ref golden pack"
 SCHEMA_VERSION = 1
-NUMERICS_VERSION = 1  # raised whenever an emitted bit changes
 FILE_NAME = "manifest.json"
 MAX_BYTES = 64 << 20
 
@@ -63,15 +61,7 @@ class CaseEntry:
     file: str
     size: int
     sha256: str
-    tensors: Mapping[str, TensorEntry]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecipeEntry:
-    """A recipe in full, as JSON data, and the weakest evidence label of its steps."""
-
-    recipe: Mapping[str, Any]
-    evidence: Evidence
+    tensors: Mapping[str, TensorEntry] = field(hash=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +69,7 @@ class Manifest:
     """What a pack holds. `digest` identifies it: equal digests, equal packs."""
 
     suite: str
-    recipes: Mapping[str, RecipeEntry]
+    recipes: Mapping[str, RecipeEntry] = field(hash=False)
     cases: tuple[CaseEntry, ...]
     numerics_version: int = NUMERICS_VERSION
 
@@ -164,19 +154,19 @@ def _manifest(reader: Reader) -> Manifest:
     )
     if reader["nan"].text() != NAN_POLICY:
         raise ValueError(f"{FILE_NAME} states a NaN policy that this version does not know")
-    recipes = {}
+    recipes: dict[str, RecipeEntry] = {}
     for name, entry in reader["recipes"].items():
         entry.fields("recipe", "evidence")
         if not PLAIN_NAME.match(name):
             raise ValueError(f"{FILE_NAME}: recipe name {shown(name)} is not plain")
+        found = RecipeEntry.read(entry["recipe"])
         label = entry["evidence"].text()
-        if label not in set(Evidence):
-            raise unknown_name(f"evidence label in {FILE_NAME}", label, Evidence)
-        recipe = dict(entry["recipe"].items())
-        recipes[name] = RecipeEntry(
-            recipe=MappingProxyType({key: value.data for key, value in recipe.items()}),
-            evidence=Evidence(label),
-        )
+        if (found.recipe["name"], str(found.evidence)) != (name, label):
+            raise ValueError(
+                f"{FILE_NAME} lists {name}, evidence {shown(label)}; its data are those of "
+                f"{found.recipe['name']}, evidence {found.evidence}"
+            )
+        recipes[name] = found
     cases = tuple(_case(entry, recipes) for entry in reader["cases"].entries())
     names = [case.name for case in cases]
     if len(set(names)) != len(names):
@@ -188,7 +178,7 @@ def _manifest(reader: Reader) -> Manifest:
         raise ValueError(f"{FILE_NAME}: suite name {shown(suite)} is not plain")
     return Manifest(
         suite=suite,
-        recipes=MappingProxyType(recipes),
+        recipes=Registry("recipe", recipes.items()),
         cases=cases,
         numerics_version=reader["numerics_version"].integer(),
     )
@@ -251,7 +241,7 @@ def _tensors(reader: Reader, spec: CaseSpec) -> Mapping[str, TensorEntry]:
                     f"in this case it is {shown(getattr(wanted, what))}"
                 )
         entries[name] = found
-    return MappingProxyType(entries)
+    return Registry("tensor", entries.items())
 
 
 def _spec(reader: Reader) -> CaseSpec:

@@ -2,19 +2,20 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 
 import ml_dtypes
 
-from flamia_ref._errors import shown, unknown_name
+from flamia_ref._errors import Registry, shown, unknown_name
 from flamia_ref.golden.canonical import sha256
 from flamia_ref.golden.cases import CaseSpec
 from flamia_ref.golden.dataflow import Place, places
 from flamia_ref.golden.files import Tensor, little_endian, read_plain, tensors_from_bytes
-from flamia_ref.golden.manifest import FILE_NAME, MAX_BYTES, CaseEntry, Manifest, RecipeEntry
+from flamia_ref.golden.manifest import FILE_NAME, MAX_BYTES, CaseEntry, Manifest
+from flamia_ref.golden.recipes import RecipeEntry
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -30,6 +31,10 @@ class Case:
     entry: CaseEntry
     recipe: RecipeEntry
     numerics_version: int
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy, in another process too, reads and verifies the file itself.
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def __repr__(self) -> str:
         return f"Case({self.name!r})"
@@ -56,12 +61,12 @@ class Case:
     def places(self) -> Mapping[str, Place]:
         """What each tensor of this case is, in dataflow order."""
         known = places(self.spec)
-        return MappingProxyType({name: known[name] for name in self.entry.tensors})
+        return Registry("tensor", ((name, known[name]) for name in self.entry.tensors))
 
     @cached_property
     def tensors(self) -> Mapping[str, Tensor]:
         """All tensors by name. Raises ValueError where the file is not what the manifest says."""
-        return MappingProxyType(_checked(self.path, self.entry))
+        return Registry("tensor", _checked(self.path, self.entry).items())
 
     def inputs(self) -> dict[str, Tensor]:
         """Return copies of q, k and v in bfloat16, and of cu_seqlens in int32."""
@@ -75,7 +80,7 @@ class Pack:
 
     folder: Path
     manifest: Manifest
-    cases: Mapping[str, Case]
+    cases: Mapping[str, Case] = field(hash=False)
 
     def __iter__(self) -> Iterator[Case]:
         return iter(self.cases.values())
@@ -98,7 +103,8 @@ class Pack:
             return self.cases[name]
         alike = [case for case in self if case.spec.name == name]
         if len(alike) != 1:
-            raise unknown_name("case", name, self.cases)
+            short = dict.fromkeys(case.spec.name for case in self)
+            raise unknown_name("case", name, [*self.cases, *short])
         return alike[0]
 
 
@@ -108,36 +114,41 @@ def load(folder: str | os.PathLike[str]) -> Pack:
     Raises ValueError where the folder holds no pack, or a file is missing, is of another size, or
     is a symbolic link.
     """
-    root = Path(folder)
-    manifest = read_manifest(root)
-    cases = {}
-    for entry in manifest.cases:
-        path = root / entry.file
-        if path.is_symlink() or not path.is_file():
-            state = "is a symbolic link" if path.is_symlink() else "is missing"
-            raise ValueError(f"{path} {state}; the manifest lists it with {entry.size} bytes")
-        size = path.stat().st_size
-        if size != entry.size:
-            raise ValueError(f"{path} has {size} bytes; the manifest says {entry.size}")
-        cases[entry.name] = Case(
+    root = Path(os.path.abspath(folder))
+    try:
+        manifest = read_manifest(root)
+        for entry in manifest.cases:
+            _check_size(root / entry.file, entry)
+    except OSError as error:
+        raise ValueError(f"cannot read {root}: {error.strerror or error}") from error
+    cases = [
+        Case(
             folder=root,
             entry=entry,
             recipe=manifest.recipes[entry.recipe],
             numerics_version=manifest.numerics_version,
         )
-    return Pack(folder=root, manifest=manifest, cases=MappingProxyType(cases))
+        for entry in manifest.cases
+    ]
+    return Pack(
+        folder=root,
+        manifest=manifest,
+        cases=Registry("case", ((case.name, case) for case in cases)),
+    )
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a pack.
 
-    Raises ValueError where there is none, or it is damaged.
+    Raises ValueError where there is none, or it is damaged, and OSError where the disk refuses.
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; make a pack with `flamia-ref golden make`")
     path = folder / FILE_NAME
-    if not os.path.lexists(path):
-        raise ValueError(f"{folder} is no golden pack: it has no {FILE_NAME}")
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        raise ValueError(f"{folder} is no golden pack: it has no {FILE_NAME}") from None
     data = read_plain(path, limit=MAX_BYTES)
     try:
         return Manifest.from_json(data.decode("ascii"))
@@ -145,6 +156,15 @@ def read_manifest(folder: Path) -> Manifest:
         raise ValueError(f"{path}: byte {error.start} is not ASCII; it was changed") from error
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
+
+
+def _check_size(path: Path, entry: CaseEntry) -> None:
+    if path.is_symlink() or not path.is_file():
+        state = "is a symbolic link" if path.is_symlink() else "is missing"
+        raise ValueError(f"{path} {state}; the manifest lists it with {entry.size} bytes")
+    size = path.stat().st_size
+    if size != entry.size:
+        raise ValueError(f"{path} has {size} bytes; the manifest says {entry.size}")
 
 
 def _checked(path: Path, entry: CaseEntry) -> dict[str, Tensor]:

@@ -1,5 +1,10 @@
-"""A folder that appears whole or not at all."""
+"""A folder that appears whole or not at all.
 
+A process that is killed (SIGKILL, a crash) may leave a hidden folder ``.NAME.*.part`` or
+``.NAME.*.old`` beside the target; the second is what was there before, if the target is gone.
+"""
+
+import json
 import os
 import secrets
 import shutil
@@ -8,35 +13,57 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flamia_ref._errors import shown
-from flamia_ref.golden.manifest import FILE_NAME
-from flamia_ref.golden.pack import read_manifest
+from flamia_ref.golden.files import read_plain
+from flamia_ref.golden.manifest import FILE_NAME, MAX_BYTES, SCHEMA
 
 
 def require_free(target: Path, *, force: bool) -> None:
     """Require that a pack may be written at `target`.
 
     Raises ValueError where its parent is missing, where it exists, and, with `force`, where it is
-    anything but an empty folder or a pack with nothing else in it.
+    anything but an empty folder or a pack with nothing else in it: of whatever version, and changed
+    or not, as long as its manifest says what belongs to it. Raises OSError where the disk refuses.
     """
     if not target.parent.is_dir():
         raise ValueError(f"there is no folder {target.parent} to write {target.name} in; make it")
     if not os.path.lexists(target):
         return
+    _require_replaceable(target)
     if not force:
-        raise ValueError(f"{target} exists; choose another folder, or replace a pack with --force")
+        raise ValueError(f"{target} exists; choose another folder, or replace it with --force")
+
+
+def _require_replaceable(target: Path) -> None:
     if target.is_symlink() or not target.is_dir():
-        raise ValueError(f"{target} is no folder; --force replaces packs and empty folders only")
+        raise ValueError(f"{target} exists and is no folder; choose another name")
     found = sorted(os.listdir(target))
     if not found:
         return
     if FILE_NAME not in found:
-        raise ValueError(f"{target} is no golden pack; --force replaces packs and empty folders")
-    known = {FILE_NAME, *(case.file for case in read_manifest(target).cases)}
+        raise ValueError(f"{target} exists and is no golden pack; choose another folder")
+    belonging = _belonging(target)
+    if belonging is None:
+        raise ValueError(
+            f"{target} exists, and its {FILE_NAME} does not say what belongs to a pack; delete the "
+            "folder, or choose another"
+        )
     for name in found:
-        if name not in known:
+        if name not in belonging:
             raise ValueError(
-                f"{target} holds {shown(name)}, which is no part of the pack; move it elsewhere"
+                f"{target} exists and holds {shown(name)}, which is no part of the pack; move it "
+                "elsewhere, or choose another folder"
             )
+
+
+def _belonging(folder: Path) -> set[str] | None:
+    """Return the files of a pack, by a manifest that may be damaged or of another version."""
+    try:
+        match json.loads(read_plain(folder / FILE_NAME, limit=MAX_BYTES)):
+            case {"schema": str(schema), "cases": list(cases)} if schema == SCHEMA:
+                return {FILE_NAME, *(str(case["file"]) for case in cases)}
+    except (ValueError, RecursionError, LookupError, TypeError):
+        pass
+    return None
 
 
 @contextmanager

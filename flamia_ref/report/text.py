@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from flamia_ref._errors import printable
 from flamia_ref.report.model import CaseResult, Difference, Report, Status, TensorResult
 
 # Numbers on both sides of zero are billions of steps apart, which says nothing.
@@ -16,7 +17,8 @@ def render(report: Report) -> str:
         lines += _case(case)
     lines += [f"note: {note}" for note in report.notes]
     lines.append(_summary(report))
-    return "\n".join(lines)
+    # Names come from files and from kernels.
+    return "\n".join(printable(line) for line in lines)
 
 
 def _summary(report: Report) -> str:

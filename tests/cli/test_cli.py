@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flamia_ref import __version__, cli, golden
+from flamia_ref import __version__, _console, cli, golden
 from flamia_ref.attention import RECIPES
 from flamia_ref.formats import FORMATS, PRESETS
 from flamia_ref.golden import making
@@ -107,7 +107,10 @@ def test_version_and_help(run: Run) -> None:
         (["golden", "check", "p", "--actual", "a", "--kernel", "m:f"], "not allowed with"),
         (["golden", "make", "pack", "--raw"], "unrecognized arguments: --raw"),
         (["golden", "make", "pack", "--forc"], "unrecognized arguments: --forc"),
-        (["golden", "make", "tests", "--suite", "tiny"], "exists; choose another folder"),
+        (
+            ["golden", "make", "tests", "--suite", "tiny"],
+            "exists and is no golden pack; choose another",
+        ),
         (["golden", "make", "new", "--suite", "standard"], "unknown suite 'standard'"),
         (["golden", "make", "no/such/pack"], "there is no folder"),
         (["golden", "make", "new", "--recipe", "flamia"], "unknown recipe 'flamia'"),
@@ -227,7 +230,8 @@ def test_json(run: Run, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     code, output, errors = run("golden", "check", made, "--kernel", KERNEL, "--json", "no/r.json")
     assert code == 2
-    assert errors == "flamia-ref: cannot write no/r.json: No such file or directory\n"
+    assert errors == f"flamia-ref: cannot write no/r.json: there is no folder {tmp_path}/no\n"
+    assert output == ""
 
     code, output, _ = run("golden", "make", "pack", "--suite", "tiny", "--json")
     assert json.loads(output)["cases"] == [FIRST, SECOND]
@@ -378,7 +382,7 @@ def test_a_fault_of_ours_does_not_look_like_a_mismatch(
 def test_progress_is_for_terminals_only(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "_PROGRESS_AFTER", -1.0)
+    monkeypatch.setattr(_console, "_PROGRESS_AFTER", -1.0)
     assert run("golden", "make", tmp_path / "one", "--suite", "tiny")[2] == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     errors = run("golden", "make", tmp_path / "two", "--suite", "tiny")[2]

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from flamia_ref._errors import Registry
-from flamia_ref.golden.cases import SUITES, CaseSpec, Plant
+from flamia_ref.golden.cases import CaseSpec, Plant
 from flamia_ref.golden.inputs import Distribution
+from flamia_ref.golden.suites import SUITES
 
 RECIPE = "flamia-mxfp8-folded"
 FIRST, SECOND = f"tiny.{RECIPE}", f"tiny-poison.{RECIPE}"

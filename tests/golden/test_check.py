@@ -499,7 +499,7 @@ def test_a_damaged_pack_is_bad_input(pack: Path) -> None:
 
 
 def test_a_mapping_of_other_cases_is_refused(made: Path) -> None:
-    with pytest.raises(ValueError, match="unknown case 'tiny'; allowed: "):
+    with pytest.raises(ValueError, match="unknown case 'tiny'; did you mean "):
         golden.check(made, {"tiny": {}})
     with pytest.raises(ValueError, match="unknown case None"):
         golden.check(made, {})

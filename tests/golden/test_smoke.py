@@ -1,5 +1,6 @@
 """The smoke pack as users make it, and the example that checks a kernel in their CI."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -32,10 +33,9 @@ def test_the_simulator_passes_the_smoke_pack(smoke: Path) -> None:
 
 
 def test_the_example_test_passes_and_fails(smoke: Path, tmp_path: Path) -> None:
-    for name in ("kernels.py", "test_my_kernel.py"):
-        shutil.copy(ROOT / "examples" / name, tmp_path / name)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     shutil.copytree(smoke, tmp_path / "pack")
-    example = tmp_path / "test_my_kernel.py"
+    example = tmp_path / "examples" / "test_my_kernel.py"
     text = example.read_text()
     assert "import simulator as my_kernel" in text
     example.write_text(text.replace("import simulator as", "import v_scale_off_by_one as"))
@@ -49,7 +49,7 @@ def test_the_example_test_passes_and_fails(smoke: Path, tmp_path: Path) -> None:
     assert "first departs at v.scales" in failing.stdout
 
     fast = text.replace(
-        "kernels import simulator", "flamia_ref.golden.simulator import numpy_kernel"
+        "examples.kernels import simulator", "flamia_ref.golden.simulator import numpy_kernel"
     )
     example.write_text(fast)
     passing = subprocess.run(
@@ -57,3 +57,38 @@ def test_the_example_test_passes_and_fails(smoke: Path, tmp_path: Path) -> None:
     )
     assert passing.returncode == 0, passing.stdout
     assert "8 passed" in passing.stdout
+
+
+@pytest.fixture
+def repository(made: Path, tmp_path: Path) -> Path:
+    """A repository with the examples and a pack, but without settings of pytest."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    shutil.copytree(made, tmp_path / "pack")
+    return tmp_path
+
+
+def run_example(repository: Path, *options: str) -> str:
+    """Run the example as the README shows it, and return what pytest printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "examples/test_my_kernel.py"],
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_the_example_runs_as_it_is_in_this_checkout(repository: Path) -> None:
+    shutil.copy(ROOT / "pyproject.toml", repository)
+    assert "2 passed" in run_example(repository)
+
+
+@pytest.mark.parametrize("mode", ["importlib", "prepend", "append"])
+@pytest.mark.parametrize("checkout", [True, False])
+def test_the_example_is_found_in_every_mode(repository: Path, checkout: bool, mode: str) -> None:
+    if checkout:
+        shutil.copy(ROOT / "pyproject.toml", repository)
+    assert "2 tests collected" in run_example(repository, f"--import-mode={mode}", "--collect-only")

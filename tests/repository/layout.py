@@ -17,6 +17,7 @@ MAPPED = ("formats", "leakage", "properties")
 FLOORS = {
     "flamia_ref.__version__": 0,
     "flamia_ref._backend": 0,
+    "flamia_ref._console": 0,
     "flamia_ref._errors": 0,
     "flamia_ref._float32": 0,
     "flamia_ref._lazy": 0,

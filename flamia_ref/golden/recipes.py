@@ -1,0 +1,71 @@
+"""The recipe of a pack, as the data that its manifest holds."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flamia_ref._errors import Registry, shown
+from flamia_ref.evidence import Evidence, weakest
+from flamia_ref.golden.canonical import Reader
+from flamia_ref.golden.cases import LARGEST, PLAIN_NAME
+
+if TYPE_CHECKING:
+    from flamia_ref.attention import Recipe
+
+NUMERICS_VERSION = 1  # raised whenever an emitted bit changes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeEntry:
+    """A recipe in full, as JSON data; `flamia_ref.attention.Recipe.from_json` reads it.
+
+    `evidence` is the weakest label of its steps. `query_tile` and `key_tile` are the rows and the
+    columns of a unit of work; both start at the document.
+    """
+
+    recipe: Mapping[str, Any] = field(hash=False)
+    evidence: Evidence
+    query_tile: int
+    key_tile: int
+
+    @classmethod
+    def of(cls, recipe: "Recipe") -> "RecipeEntry":
+        """Return the entry of a recipe."""
+        return cls.read(Reader(data=json.loads(recipe.to_json()), path=f"recipe {recipe.name}"))
+
+    @classmethod
+    def read(cls, reader: Reader) -> "RecipeEntry":
+        """Return the entry of a recipe in JSON data.
+
+        Raises ValueError where it has no name, no steps with their evidence, or no tiles.
+        """
+        name = reader["name"].text()
+        if not PLAIN_NAME.match(name):
+            raise ValueError(f"{reader.path}: recipe name {shown(name)} is not plain")
+        labels = [step["evidence"].text() for _, step in reader["steps"].items()]
+        query, key = (reader["tiles"][side].integer() for side in ("query", "key"))
+        if not (1 <= query <= LARGEST and 1 <= key <= LARGEST):
+            raise ValueError(f"{reader.path}: tiles of {query} queries and {key} keys do not exist")
+        try:
+            evidence = weakest(labels)
+        except ValueError as error:
+            raise ValueError(f"{reader.path}: {error}") from error
+        data = Registry("field of the recipe", ((key, one.data) for key, one in reader.items()))
+        return cls(recipe=data, evidence=evidence, query_tile=query, key_tile=key)
+
+
+def provenance(numerics_version: int, recipes: Mapping[str, RecipeEntry]) -> Iterator[str]:
+    """Yield what a reader must know of a pack that another version, or another author, may have made."""
+    from flamia_ref.attention import RECIPES
+
+    if numerics_version != NUMERICS_VERSION:
+        yield (
+            f"the pack has numerics version {numerics_version}, this version has "
+            f"{NUMERICS_VERSION}: expected bits may have changed between them"
+        )
+    for name, entry in recipes.items():
+        if name not in RECIPES:
+            yield f"recipe {name} is none of this version's; its evidence is what its author claims"
+        elif RecipeEntry.of(RECIPES[name]) != entry:
+            yield f"recipe {name} of the pack is not this version's of that name"

@@ -1,0 +1,146 @@
+"""The suites: which cases a pack is made of, and why each exists.
+
+Every `why` is held to the data by tests/golden/test_suites.py.
+"""
+
+import math
+
+from flamia_ref._errors import Registry
+from flamia_ref.golden.cases import CaseSpec, Plant
+from flamia_ref.golden.inputs import Distribution
+
+
+def _synthetic(
+    name: str,
+    why: str,
+    *,
+    lengths: tuple[int, ...],
+    heads: tuple[int, int],
+    head_dim: int,
+    seed: int,
+    causal: bool = True,
+    distribution: Distribution = Distribution.BELL,
+    exponent: int = -8,
+    plants: tuple[Plant, ...] = (),
+    flags: tuple[str, ...] = (),
+) -> CaseSpec:
+    return CaseSpec(
+        name=name,
+        why=why,
+        lengths=lengths,
+        heads=heads[0],
+        kv_heads=heads[1],
+        head_dim=head_dim,
+        causal=causal,
+        softmax_scale=1 / math.sqrt(head_dim),
+        distribution=distribution,
+        seed=seed,
+        exponent=exponent,
+        plants=plants,
+        flags=flags,
+    )
+
+
+_SMOKE = (
+    CaseSpec(
+        name="smollm2-layer14",
+        why=(
+            "real activations: three documents of a Llama-style model, the three query heads of "
+            "one key/value head; boundaries at 11 and 11 modulo 32"
+        ),
+        lengths=(75, 64, 12),
+        heads=3,
+        kv_heads=1,
+        head_dim=64,
+        causal=True,
+        softmax_scale=0.125,
+        distribution=Distribution.RECORDED,
+        seed=0,
+        exponent=0,
+        flags=("real", "partial-block", "grouped-heads"),
+    ),
+    _synthetic(
+        "lengths-around-32",
+        "documents of 0, 1, 31, 32 and 33 tokens: an empty one, one key alone, and both sides of a "
+        "block's end; the longer ones start inside a block of the packed tensor",
+        lengths=(1, 0, 32, 33, 31),
+        heads=(9, 3),
+        head_dim=64,
+        seed=1,
+        flags=("empty-document", "partial-block", "grouped-heads"),
+    ),
+    _synthetic(
+        "one-head-200",
+        "two key tiles and a peaked softmax: in some rows the maximum rises in the second tile, and "
+        "the sums of the first are shifted",
+        lengths=(200,),
+        heads=(1, 1),
+        head_dim=64,
+        seed=2,
+        exponent=-6,
+        flags=("partial-block", "several-tiles"),
+    ),
+    _synthetic(
+        "full-140-d128",
+        "no mask, head dimension 128, a second tile of 12 keys that every query sees",
+        lengths=(140,),
+        heads=(1, 1),
+        head_dim=128,
+        causal=False,
+        seed=3,
+        exponent=-7,
+        flags=("full", "partial-block", "several-tiles"),
+    ),
+    _synthetic(
+        "two-documents-d128",
+        "head dimension 128, four query heads over two: heads 0 and 1 read key/value head 0, which a "
+        "kernel that maps heads by modulo gets wrong in heads 1 and 2",
+        lengths=(17, 48),
+        heads=(4, 2),
+        head_dim=128,
+        seed=4,
+        flags=("partial-block", "grouped-heads"),
+    ),
+    _synthetic(
+        "outliers",
+        "one element in 256 is 65536 times larger: it sets the scale of its token, most of whose other "
+        "codes are subnormal and some zero",
+        lengths=(65, 32),
+        heads=(1, 1),
+        head_dim=64,
+        seed=5,
+        distribution=Distribution.OUTLIERS,
+        exponent=-14,
+        flags=("partial-block",),
+    ),
+    _synthetic(
+        "wide-exponents",
+        "exponents over 32 binades within a token and 16 between tokens: more than 16 scale bytes a "
+        "tensor, over two codes in five are zero and one in ten is subnormal",
+        lengths=(70,),
+        heads=(2, 2),
+        head_dim=64,
+        causal=False,
+        seed=6,
+        distribution=Distribution.WIDE,
+        flags=("full", "partial-block"),
+    ),
+    _synthetic(
+        "poison",
+        "NaN in K of the first document, infinity in V of the second, -0 and a zero token in the "
+        "third: what is poisoned stays inside its document",
+        lengths=(40, 9, 20),
+        heads=(2, 1),
+        head_dim=64,
+        seed=7,
+        plants=(
+            Plant(tensor="k", token=33, head=0, channel=5, bits=0x7FC0),
+            Plant(tensor="v", token=44, head=0, channel=2, bits=0x7F80),
+            Plant(tensor="q", token=50, head=1, channel=0, bits=0x8000),
+            *(Plant(tensor="v", token=55, head=0, channel=c, bits=0x0000) for c in range(64)),
+        ),
+        flags=("nan", "partial-block", "grouped-heads"),
+    ),
+)
+
+SUITES = Registry("suite", [("smoke", _SMOKE)])

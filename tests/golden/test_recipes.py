@@ -1,0 +1,143 @@
+"""A pack says which recipe it was made with, and no other recipe passes under its name."""
+
+import copy
+import dataclasses
+import json
+import multiprocessing
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flamia_ref import golden
+from flamia_ref.attention import RECIPES, Recipe
+from flamia_ref.golden.dataflow import STAGES
+from flamia_ref.golden.recipes import RecipeEntry
+from flamia_ref.golden.simulator import numpy_kernel
+from tests.golden.packs import FIRST, RECIPE, forge, spec
+
+pytestmark = pytest.mark.usefixtures("tiny_suite")
+
+OURS = RECIPES[RECIPE]
+
+
+def changed(**changes: Any) -> Recipe:
+    tiles = dataclasses.replace(OURS.tiles, query=32, key=32)
+    return dataclasses.replace(OURS, **{"tiles": tiles} | changes)
+
+
+def test_a_changed_recipe_needs_a_name_of_its_own(tmp_path: Path) -> None:
+    message = f"recipe {RECIPE} differs from the registered one of that name; rename it"
+    with pytest.raises(ValueError, match=message):
+        golden.make(tmp_path / "pack", [changed()], suite="tiny")
+    first = next(iter(OURS.steps))
+    better = dataclasses.replace(OURS.steps[first], source="measured by me")
+    with pytest.raises(ValueError, match=message):
+        golden.make(
+            tmp_path / "pack",
+            [dataclasses.replace(OURS, steps={**OURS.steps, first: better})],
+            suite="tiny",
+        )
+    assert list(tmp_path.iterdir()) == []
+    golden.make(tmp_path / "pack", [Recipe.from_json(OURS.to_json())], suite="tiny")
+
+
+@pytest.mark.parametrize("recipe", [5, None, {}, ["flamia-mxfp8-folded"]])
+def test_what_is_no_recipe(tmp_path: Path, recipe: Any) -> None:
+    with pytest.raises(TypeError, match="is neither a name nor a Recipe") as caught:
+        golden.make(tmp_path / "pack", [recipe], suite="tiny")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_of_somebody_else_is_noted(tmp_path: Path) -> None:
+    golden.make(tmp_path / "pack", [changed(name="mine")], suite="tiny")
+    report = golden.check(tmp_path / "pack", numpy_kernel)
+    assert report.passed
+    assert report.evidence == {"mine": "assumed"}
+    assert report.notes == (
+        "recipe mine is none of this version's; its evidence is what its author claims",
+    )
+
+
+def test_a_pack_with_another_recipe_of_that_name_is_noted(pack: Path) -> None:
+    def change(document: dict[str, Any]) -> None:
+        document["recipes"][RECIPE]["recipe"]["steps"]["o"]["source"] = "other"
+
+    forge(pack, change)
+    report = golden.check(pack, numpy_kernel)
+    assert report.notes == (f"recipe {RECIPE} of the pack is not this version's of that name",)
+
+
+def test_the_evidence_is_that_of_the_steps(made: Path) -> None:
+    entry = golden.load(made).manifest.recipes[RECIPE]
+    assert entry == RecipeEntry.of(OURS)
+    assert (entry.evidence, entry.query_tile, entry.key_tile) == ("assumed", 128, 128)
+    assert Recipe.from_json(json.dumps(dict(entry.recipe))) == OURS
+
+
+@pytest.mark.parametrize("tile", [32, 64, 128])
+def test_tiles_are_named_as_the_recipe_has_them(tmp_path: Path, tile: int) -> None:
+    tiles = dataclasses.replace(OURS.tiles, query=tile, key=tile)
+    recipe = OURS if tile == 128 else dataclasses.replace(OURS, name="mine", tiles=tiles)
+    entry = RecipeEntry.of(recipe)
+    pack = golden.make(tmp_path / "pack", [recipe], suite="tiny")
+    case = golden.load(tmp_path / "pack")[f"tiny.{recipe.name}"]
+    assert case.recipe == entry == pack.recipes[recipe.name]
+    given = {
+        name: tensor.copy()
+        for name, tensor in case.tensors.items()
+        if STAGES[case.places[name].stage.name].role != "input"
+    }
+
+    def where(name: str, index: tuple[int, ...]) -> dict[str, Any]:
+        wrong = given[name].copy()
+        wrong.view(f"u{wrong.itemsize}")[index] ^= 1
+        first = golden.check(case, {case.name: given | {name: wrong}}).cases[0].first
+        assert first is not None
+        assert first.first is not None
+        return dict(first.first.where)
+
+    # Row 34 of document 2, which starts at token 2.
+    assert where("p.2", (0, 34, 33))["query tile"] == 34 // tile
+    assert where("p.2", (0, 34, 33))["key tile"] == 33 // tile
+    assert where("q.codes", (36, 0, 0))["tile"] == 34 // tile
+    assert where("k.codes", (36, 0, 0))["tile"] == 34 // tile
+    assert where("row_sum", (0, 36))["tile"] == 34 // tile
+    # Row 33 of a tile of scales is in byte 33 % 32 * 16 + 33 // 32 * 4.
+    assert where("v.scales.tiled.2", (0, 0, 0, 20))["tile"] == 33 // tile
+
+
+def name_of(case: golden.Case) -> tuple[str, float]:
+    return case.name, float(np.nansum(case.tensors["lse"], dtype=np.float64))
+
+
+def test_packs_can_be_copied_and_sent(made: Path) -> None:
+    pack = golden.load(made)
+    for case in pack:
+        assert case.tensors["q"] is case.tensors["q"]
+    for copied in (copy.deepcopy(pack), pickle.loads(pickle.dumps(pack)), copy.copy(pack)):
+        assert copied == pack
+        assert hash(copied) == hash(pack)
+        for case in copied:
+            assert case in pack
+            assert hash(case) == hash(pack[case.name])
+            assert not case.tensors["q"].flags.writeable
+    assert copy.deepcopy(pack.manifest) == pack.manifest
+    assert hash(copy.deepcopy(pack.manifest)) == hash(pack.manifest)
+    assert len({*pack, *golden.load(made)}) == 2
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.map(name_of, list(pack)) == [name_of(case) for case in pack]
+    with pytest.raises(TypeError):
+        pack[FIRST].tensors["q"] = None
+    report = golden.check(pack, numpy_kernel)
+    assert pickle.loads(pickle.dumps(report)) == report == copy.deepcopy(report)
+    assert copy.deepcopy(spec()) == spec()
+
+
+def test_near_names_of_cases(made: Path) -> None:
+    pack = golden.load(made)
+    for given, meant in [("tiny-poisn", "tiny-poison"), ("tiny-p", "tiny-poison"), ("tin", FIRST)]:
+        with pytest.raises(ValueError, match=f"did you mean .*'{meant}"):
+            pack[given]
