@@ -13,6 +13,7 @@ nowhere else:
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
@@ -117,25 +118,35 @@ def jit(function: Any = None, *, static: Sequence[str] = ()) -> Any:
     return _jitted(function, static)
 
 
-def _jitted(plain: Function, static: Sequence[str]) -> Function:
-
+def _jitted(function: Function, static: Sequence[str]) -> Function:
     @functools.cache
     def compiled() -> Callable[..., Any]:
         import jax
 
-        return cast("Callable[..., Any]", jax.jit(plain, static_argnames=tuple(static)))
+        _refuse_fast_math()
+        return cast("Callable[..., Any]", jax.jit(function, static_argnames=tuple(static)))
 
-    @functools.wraps(plain)
+    @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not uses_jax(args, list(kwargs.values())):
             with np.errstate(all="ignore"):
-                return plain(*args, **kwargs)
+                return function(*args, **kwargs)
         import jax
 
         with jax.enable_x64(True):
             return compiled()(*args, **kwargs)
 
     return cast(Function, call)
+
+
+def _refuse_fast_math() -> None:
+    """Raise RuntimeError where XLA was told to compute float64 otherwise than IEEE 754 says."""
+    for flag in os.environ.get("XLA_FLAGS", "").split():
+        name, _, value = flag.partition("=")
+        if name == "--xla_cpu_enable_fast_math" and value.lower() not in ("false", "0"):
+            raise RuntimeError(
+                f"XLA_FLAGS has {flag}, under which float64 sums are wrong; take it out, or pass numpy arrays"
+            )
 
 
 def bits(x: Array) -> Array:
@@ -217,86 +228,6 @@ def without_gradient(x: Array, message: str) -> Array:
         raise TypeError(message)
 
     return identity(x)
-
-
-def _matrix_by_matrix(function: Callable[..., Array], *operands: Array) -> Array:
-    """`function` on the last two lane axes, one after another over the axes before them.
-
-    A CPU works several times faster on lanes that fit its cache, in numpy and in XLA.
-    """
-    *others, lanes = operands
-    shape = lanes.shape
-    if len(shape) <= 2:
-        return function(*operands)
-    xp = namespace(*operands)
-    count = int(np.prod(shape[:-2], dtype=np.int64))
-    rows = []
-    for x in others:
-        wide = xp.broadcast_to(x, (x.shape[0], *shape[:-2], *x.shape[-2:]))
-        rows.append(xp.moveaxis(wide.reshape(x.shape[0], count, *x.shape[-2:]), 1, 0))
-    rows.append(lanes.reshape(count, *shape[-2:]))
-    if not uses_jax(operands):
-        results = [function(*(x[at] for x in rows)) for at in range(count)]
-        return np.array(results, dtype=np.uint32).reshape(shape)
-    import jax
-
-    return jax.lax.map(lambda each: function(*each), tuple(rows)).reshape(shape)
-
-
-def lane_primitive(name: str, function: Function) -> Function:
-    """`function(x, ..., **static)` as one JAX primitive named `name`; plain under numpy.
-
-    The last operand holds the lanes and the result is like it: uint32 of its shape. The other operands have one leading
-    axis of their own, and behind it axes that broadcast against the lanes. `function` keeps to this for any number of
-    lane axes, so that batching adds one.
-    """
-
-    @functools.cache
-    def primitive() -> Any:
-        import jax
-        from jax.extend.core import Primitive
-        from jax.interpreters import batching, mlir
-
-        def anywhere(*operands: Any, **static: Any) -> Any:
-            with jax.enable_x64(True):
-                return function(*operands, **static)
-
-        def on_cpu(*operands: Any, **static: Any) -> Any:
-            with jax.enable_x64(True):
-                return _matrix_by_matrix(functools.partial(function, **static), *operands)
-
-        def batched(operands: Sequence[Any], axes: Sequence[Any], **static: Any) -> tuple[Any, int]:
-            size = next(
-                x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None
-            )
-            last = len(operands) - 1
-            moved = [
-                jax.numpy.expand_dims(x, min(1, last - place))
-                if axis is None
-                else jax.numpy.moveaxis(x, axis, min(1, last - place))
-                for place, (x, axis) in enumerate(zip(operands, axes, strict=True))
-            ]
-            moved[last] = jax.numpy.broadcast_to(moved[last], (size, *moved[last].shape[1:]))
-            return made.bind(*moved, **static), 0
-
-        made: Any = cast(Any, Primitive)(name)
-        made.def_impl(anywhere)
-        made.def_abstract_eval(
-            lambda *operands, **_: jax.core.ShapedArray(operands[-1].shape, np.uint32)
-        )
-        mlir.register_lowering(made, mlir.lower_fun(anywhere, multiple_results=False))
-        mlir.register_lowering(made, mlir.lower_fun(on_cpu, multiple_results=False), platform="cpu")
-        batching.primitive_batchers[made] = batched
-        return made
-
-    @functools.wraps(function)
-    def call(*operands: Any, **static: Any) -> Any:
-        if not uses_jax(operands):
-            return _matrix_by_matrix(functools.partial(function, **static), *operands)
-        jnp = namespace(*operands)
-        return primitive().bind(*(jnp.asarray(x) for x in operands), **static)
-
-    return cast(Function, call)
 
 
 def register_value_type(cls: type, data: Sequence[str], meta: Sequence[str]) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 
 from flamia_ref import _backend
 from flamia_ref._backend import Array
+from flamia_ref._errors import type_of
 
 NAN = np.uint32(0x7FFFFFFF)
 INFINITY = np.uint32(0x7F800000)
@@ -43,16 +44,19 @@ _SPECIAL_HIGH = np.uint32(0x7FF << 20)  # upper half of a float64 infinity
 
 def is_nan(a: Array) -> Array:
     """Where `a` is a NaN."""
+    _check(a)
     return (a & MAGNITUDE) > INFINITY
 
 
 def is_zero(a: Array) -> Array:
     """Where `a` is +0 or -0."""
+    _check(a)
     return (a & MAGNITUDE) == 0
 
 
 def negate(a: Array) -> Array:
     """-a: the sign bit flipped."""
+    _check(a)
     return a ^ SIGN
 
 
@@ -75,6 +79,7 @@ def less(a: Array, b: Array) -> Array:
 
 def maximum(a: Array, b: Array) -> Array:
     """The larger of a and b; a NaN wins; +0 over -0."""
+    _check(a, b)
     xp = _backend.namespace(a, b)
     larger = xp.where(_order(a) < _order(b), b, a)
     return xp.where(is_nan(a) | is_nan(b), NAN, larger)
@@ -82,6 +87,7 @@ def maximum(a: Array, b: Array) -> Array:
 
 def max_along(a: Array, axis: int) -> Array:
     """The maximum along `axis` under the rules of `maximum`."""
+    _check(a)
     xp = _backend.namespace(a)
     keys = _order(a).max(axis=axis)
     largest = xp.where((keys & SIGN) != 0, keys ^ SIGN, ~keys)
@@ -191,13 +197,17 @@ def _quotient(a: Array, b: Array) -> Array:
 
 def _check(*operands: Array, direction: str = "nearest_even") -> None:
     for x in operands:
-        given = getattr(x, "dtype", type(x).__name__)
-        if given != np.uint32:
-            raise TypeError(f"operand holds {given}; float32 operations take uint32 bit patterns")
+        _check_type(x, np.uint32, "uint32 bit patterns")
     if direction not in ("nearest_even", "toward_zero", "up", "down"):
         raise ValueError(
             f"rounding {direction!r} is not one of 'nearest_even', 'toward_zero', 'up', 'down'"
         )
+
+
+def _check_type(x: Array, dtype: type, wanted: str) -> None:
+    if getattr(x, "dtype", None) != dtype:
+        raise TypeError(f"operand holds {type_of(x)}; float32 operations take {wanted}")
+    _backend.plain("operand", x)  # refuses what is no plain array
 
 
 @_backend.jit(static=("rounding",))
@@ -247,6 +257,7 @@ def fma(a: Array, b: Array, c: Array, *, rounding: Direction = "nearest_even") -
 def shift(a: Array, k: Array) -> Array:
     """a * 2^k for int32 k, rounded once to nearest even; overflow gives infinity."""
     _check(a)
+    _check_type(k, np.int32, "int32 exponents")
     xp = _backend.namespace(a, k)
     # Beyond 400 in either direction every finite float32 has overflowed or rounded to zero.
     power = (xp.clip(k, -400, 400) + 1023).astype(np.uint64) << np.uint64(52)
@@ -281,6 +292,7 @@ def to_int32(a: Array) -> Array:
 @_backend.jit
 def from_int32(n: Array) -> Array:
     """float32 bits of int32 values, rounded to nearest even."""
+    _check_type(n, np.int32, "int32 integers here")
     return _narrow(n.astype(np.float64))
 
 

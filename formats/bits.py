@@ -10,10 +10,19 @@ import numpy as np
 
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
+from flamia_ref._errors import type_of
 from flamia_ref.formats.rounding import Overflow, Rounding, overflow_of, rounding_of
 from flamia_ref.formats.scalar import ScalarFormat, Specials
 
 _FARTHEST = 4096  # an exponent offset beyond it changes nothing more
+
+
+def check_type(name: str, x: Array, *allowed: Any) -> None:
+    """Raise TypeError unless `x` is an array of one of the types `allowed`."""
+    if getattr(x, "dtype", None) not in allowed:
+        types = " or ".join(np.dtype(dtype).name for dtype in allowed)
+        raise TypeError(f"{name} must be an array of {types}, not {type_of(x)}")
+    _backend.plain(name, x)  # refuses what is no plain array
 
 
 @_backend.jit(static=("target", "rounding", "overflow"))
@@ -38,7 +47,15 @@ def encode_bits(
 
     Returns:
         Codes of `target.code_dtype`, of the shape of `bits`.
+
+    Raises TypeError for bits, exponents or random bits of another type, ValueError for an unknown
+    name.
     """
+    check_type("bits", bits, np.uint32, np.uint64)
+    if exponent is not None:
+        check_type("exponent", exponent, np.int32)
+    if random_bits is not None:
+        check_type("random_bits", random_bits, np.uint8, np.uint16, np.uint32)
     rounding, overflow = rounding_of(rounding), overflow_of(overflow)
     xp = _backend.namespace(bits, exponent)
     wide = bits.dtype == np.uint64
@@ -174,8 +191,11 @@ def _rounds_inward(rounding: Rounding, negative: Array | None) -> Array | None:
 def decode_bits(codes: Array, source: ScalarFormat) -> Array:
     """The float32 bits of codes in `source`, exact. Bits of a code that do not count are ignored.
 
-    `codes` are unsigned integers of any width; the result has their shape.
+    `codes` are of `source.code_dtype`; the result has their shape.
+
+    Raises TypeError for codes of another type.
     """
+    check_type("codes", codes, source.code_dtype)
     xp = _backend.namespace(codes)
     code = codes.astype(np.uint32) >> np.uint32(source.padding_bits)
     ones = (1 << (source.exponent_bits + source.mantissa_bits)) - 1

@@ -8,6 +8,7 @@ import numpy as np
 
 from flamia_ref import _backend
 from flamia_ref._backend import Array
+from flamia_ref._errors import type_of
 from flamia_ref.formats.bits import decode_bits, encode_bits
 from flamia_ref.formats.rounding import Overflow, Rounding, overflow_of, rounding_of
 from flamia_ref.formats.scalar import FP16, ScalarFormat, scalar_format
@@ -37,7 +38,8 @@ def encode(
         Codes of `format.code_dtype`, one for each element, in the shape and the library of x. A
         NaN becomes `format.nan_code`: 0x7f in E4M3, the largest value in a format without NaN. An
         unsigned format takes the magnitude. E8M0 has no zero: a zero becomes its smallest power,
-        code 0.
+        code 0. The derivative under JAX is zero, as that of `jax.numpy.round`, so that
+        x + stop_gradient(decode(encode(x, f), f) - x) is the straight-through estimator.
 
     Raises:
         TypeError: for values of another type, or random bits that are none of the three.
@@ -95,8 +97,11 @@ def source_bits(values: Array) -> Array:
 
 
 def as_floats(x: Any, caller: str) -> Array:
-    """x as a float array in the byte order of the machine. Raises TypeError for other types."""
-    values = x if _backend.is_jax(x) else np.asarray(x)
+    """x as a float array in the byte order of the machine.
+
+    Raises TypeError for other types.
+    """
+    values = _backend.plain("x", x)
     if not _backend.is_jax(values) and not values.dtype.isnative:
         values = values.astype(values.dtype.newbyteorder("="))
     if values.dtype not in _FLOATS:
@@ -114,9 +119,9 @@ def _random(given: Any, rounding: Rounding, shape: tuple[int, ...]) -> Array | N
         return None
     if given is None:
         raise ValueError("rounding 'stochastic' needs random_bits: uint8, uint16 or uint32")
-    drawn = given if _backend.is_jax(given) else np.asarray(given)
+    drawn = _backend.plain("random_bits", given)
     if drawn.dtype not in (np.uint8, np.uint16, np.uint32):
-        raise TypeError(f"random_bits are uint8, uint16 or uint32, not {drawn.dtype}")
+        raise TypeError(f"random_bits are uint8, uint16 or uint32, not {type_of(drawn)}")
     if drawn.shape != shape:
         raise ValueError(f"random_bits have shape {drawn.shape}; give them that of x, {shape}")
     return drawn
@@ -131,12 +136,13 @@ def decode(
 
     Args:
         codes: integers of any shape, numpy or JAX, one code each. Bit 7 of UE4M3 and the low 13
-            bits of TF32 are ignored.
+            bits of TF32 are ignored. Under `jax.jit` codes are not checked.
         format: a `ScalarFormat` or its name in `FORMATS`.
         dtype: float32, or float64, which is always numpy.
 
     Returns:
-        Values in the shape and the library of `codes`; every NaN is the bit pattern 0x7fffffff.
+        Values in the shape and the library of `codes`. In float32 every NaN is the bit pattern
+        0x7fffffff; in float64 a NaN is whatever numpy widens that to.
 
     Raises:
         TypeError: for codes that are not integers, another dtype, or float64 of a traced array.
@@ -158,18 +164,20 @@ def _decode(codes: Array, source: ScalarFormat) -> Array:
     return _backend.from_bits(decode_bits(codes, source), np.float32)
 
 
-def as_codes(codes: Any, source: ScalarFormat) -> Array:
+def as_codes(codes: Any, source: ScalarFormat, name: str = "codes") -> Array:
     """Codes as unsigned integers, checked against the format unless they are traced.
 
-    Raises TypeError for other types and ValueError for a code outside the format.
+    Raises TypeError for other types and ValueError for a code outside the format. `name` is what
+    the caller calls them.
     """
-    given = codes if _backend.is_jax(codes) else np.asarray(codes)
+    given = _backend.plain(name, codes)
     if given.dtype.kind not in "ui":
         raise TypeError(f"codes are integers, not {given.dtype}; encode gives them")
     limit = (1 << (8 * source.code_dtype.itemsize)) - 1
     if source.bits < 8 and source.signed:
         limit = source.code_mask
-    if not _backend.is_traced(given) and np.iinfo(given.dtype).max > limit and given.size:
+    held = np.iinfo(given.dtype)
+    if not _backend.is_traced(given) and (held.min < 0 or held.max > limit) and given.size:
         host = _backend.host(given)
         if int(host.min()) < 0 or int(host.max()) > limit:
             wrong = int(host[(host < 0) | (host > limit)].ravel()[0])

@@ -6,12 +6,14 @@ at byte (m % 32) * 16 + (m % 128 // 32) * 4 + k % 4. Source: NVIDIA cuDNN front 
 factor layout"; CUTLASS SfKMajorAtom; torchao to_blocked.
 """
 
+import operator
 from typing import Any
 
 import numpy as np
 
 from flamia_ref import _backend
 from flamia_ref._backend import Array
+from flamia_ref._errors import shown
 from flamia_ref.formats.encoding import as_codes
 from flamia_ref.formats.scalar import E2M1, E8M0
 
@@ -31,7 +33,7 @@ def tile_scales_128x4(scales: Array) -> Array:
     Raises TypeError for codes that are not integers, ValueError for fewer than two axes or codes
     above 255.
     """
-    codes = as_codes(scales, E8M0)
+    codes = as_codes(scales, E8M0, "scales")
     if codes.ndim < 2:
         raise ValueError(f"scales are [..., rows, columns], not of shape {codes.shape}")
     return _tile(codes)
@@ -60,13 +62,16 @@ def untile_scales_128x4(tiled: Array, shape: Any) -> Array:
     Returns:
         uint8 scales of that shape.
 
-    Raises TypeError for codes that are not integers, ValueError for a size that is not the one of
-    these scales.
+    Raises TypeError for codes that are not integers, ValueError for a shape that is none or a size
+    that is not the one of these scales.
     """
-    codes = as_codes(tiled, E8M0)
-    wanted = tuple(int(size) for size in shape)
+    codes = as_codes(tiled, E8M0, "tiled")
+    try:
+        wanted = tuple(operator.index(size) for size in shape)
+    except TypeError:
+        wanted = ()
     if len(wanted) < 2 or min(wanted) < 0:
-        raise ValueError(f"shape is (..., rows, columns) of the scales, not {wanted}")
+        raise ValueError(f"shape is (..., rows, columns) of the scales, not {shown(shape)}")
     *batch, rows, columns = wanted
     down, across = -(-rows // _ROWS), -(-columns // _COLUMNS)
     expected = (*batch, down * across * _ROWS * _COLUMNS)
@@ -117,7 +122,7 @@ def unpack_fp4(packed: Array) -> Array:
 
     Raises TypeError for bytes that are not integers, ValueError for no axis or bytes above 255.
     """
-    whole = as_codes(packed, E8M0)
+    whole = as_codes(packed, E8M0, "packed")
     if whole.ndim < 1:
         raise ValueError("packed codes have at least one axis")
     return _unpack(whole)

@@ -1,5 +1,6 @@
 """Blocks with shared scales: `quantize`, `dequantize` and `BlockTensor`."""
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
 from flamia_ref._errors import shown
-from flamia_ref.formats.bits import decode_bits, encode_bits
+from flamia_ref.formats.bits import check_type, decode_bits, encode_bits
 from flamia_ref.formats.block import (
     ALL,
     Block,
@@ -36,6 +37,9 @@ class BlockTensor:
         tensor_scale: float32 scale of the whole tensor; None for formats without one.
         format: the block format.
         block: rows and columns that share a scale, as numbers.
+
+    Raises TypeError for a `format` that is no `BlockFormat`, ValueError for a `block` that is not
+    two integers.
     """
 
     codes: Array
@@ -45,6 +49,16 @@ class BlockTensor:
     block: tuple[int, int]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.format, BlockFormat):
+            raise TypeError(f"format is a BlockFormat, not {shown(self.format)}")
+        try:
+            rows, columns = map(operator.index, self.block)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"block is (rows, columns) in numbers, not {shown(self.block)}; quantize"
+                ' resolves "all"'
+            ) from None
+        object.__setattr__(self, "block", (rows, columns))
         _backend.register_value_type(
             BlockTensor, data=("codes", "scales", "tensor_scale"), meta=("format", "block")
         )
@@ -63,7 +77,12 @@ def quantize_bits(
 
     Returns:
         Element codes of the shape of `bits`, scale codes [..., ceil(rows / r), ceil(columns / c)].
+
+    Raises TypeError for bits that are not uint32, ValueError for fewer than two axes.
     """
+    check_type("bits", bits, np.uint32)
+    if bits.ndim < 2:
+        raise ValueError(f"quantize_bits takes [..., rows, columns], not shape {bits.shape}")
     rows, columns = block_extents(block_format.block if block is None else block, bits.shape)
     x = _in_blocks(bits, rows, columns)
     magnitude = x & _float32.MAGNITUDE
@@ -167,7 +186,7 @@ def quantize(
         tensor_amax: for formats with a scale of the whole tensor; these two have none.
 
     Returns:
-        A `BlockTensor` in the library of x.
+        A `BlockTensor` in the library of x. The derivative under JAX is zero, as in `encode`.
 
     Raises:
         TypeError: for values of another type.
@@ -241,15 +260,21 @@ def dequantize(block_tensor: BlockTensor, dtype: Any = np.float32) -> Array:
         Values of the shape of the codes; NaN where the element or the scale is NaN.
 
     Raises:
-        TypeError: for codes that are not integers, another dtype, or float64 of a traced tensor.
-        ValueError: for scales whose shape does not fit, or codes outside their format.
+        TypeError: for what is no `BlockTensor`, codes that are not integers, another dtype, or
+            float64 of a traced tensor.
+        ValueError: for scales whose shape does not fit, codes outside their format, or a scale of
+            the whole tensor.
     """
+    if not isinstance(block_tensor, BlockTensor):
+        raise TypeError(f"dequantize takes a BlockTensor, not a {type(block_tensor).__name__}")
+    if block_tensor.tensor_scale is not None:
+        raise ValueError(f"{block_tensor.format.name} has no scale of the whole tensor")
     wanted = np.dtype(dtype)
     if wanted not in (np.float32, np.float64):
         raise TypeError(f"dequantize gives float32 or float64, not {wanted}")
     block_format, (rows, columns) = block_tensor.format, block_tensor.block
     codes = as_codes(block_tensor.codes, block_format.element)
-    scales = as_codes(block_tensor.scales, block_format.scale)
+    scales = as_codes(block_tensor.scales, block_format.scale, "scales")
     if codes.ndim < 2 or rows < 1 or columns < 1:
         raise ValueError(f"codes {codes.shape} in blocks {block_tensor.block} are no block tensor")
     *batch, height, width = codes.shape

@@ -3,8 +3,11 @@
 For code that must give the same bits in both libraries. Operands and results are uint32 arrays that
 hold float32 bits (`x.view(np.uint32)`); an operation rounds once, keeps subnormals, and returns
 0x7fffffff for every NaN. `add`, `subtract`, `multiply` and `fma` take a `rounding`: "nearest_even",
-"toward_zero", "up" or "down". Plain float32 arithmetic under XLA on CPU differs from IEEE 754: it
-contracts a * b - c to one rounding, flushes subnormals, and divides by multiplying.
+"toward_zero", "up" or "down". `shift` and `from_int32` take int32 integers. Arrays of any other type,
+masked arrays and matrices raise TypeError.
+
+Plain float32 arithmetic under XLA on CPU differs from IEEE 754: it contracts a * b - c to one
+rounding, flushes subnormals, and divides by multiplying.
 """
 
 from flamia_ref._float32 import (

@@ -49,13 +49,13 @@ def exact_sum(
     def add(total: Array, magnitude: Array, exponent: Array, negative: Array) -> Array:
         """`total` plus +-magnitude * 2^exponent, magnitude uint64 below 2^24."""
         position = xp.clip(exponent - np.int32(lowest), 0, (limbs - 2) * _LIMB)
-        index = position // np.int32(_LIMB)
+        index = (position // np.int32(_LIMB))[None]
         moved = magnitude << (position % np.int32(_LIMB)).astype(np.uint64)
         parts = [
             (moved & np.uint64(_LIMB_MASK)).astype(np.int64),
             (moved >> np.uint64(_LIMB)).astype(np.int64),
         ]
-        first, second = (xp.where(negative, -part, part) for part in parts)
+        first, second = (xp.where(negative, -part, part)[None] for part in parts)
         zero = np.int64(0)
         return (
             total

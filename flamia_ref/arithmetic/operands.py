@@ -9,7 +9,7 @@ import numpy as np
 
 from flamia_ref import _backend
 from flamia_ref._backend import Array
-from flamia_ref._errors import shown, unknown_name
+from flamia_ref._errors import shown, type_of, unknown_name
 from flamia_ref.arithmetic.instructions import INSTRUCTIONS, Instruction, Summation
 from flamia_ref.formats import FORMATS, BlockTensor, ScalarFormat
 
@@ -63,7 +63,7 @@ def operand(
             )
         codes, element = given.codes, given.format.element
     chosen = _element(name, element, rules)
-    _check_codes(name, codes, chosen, axes)
+    codes = _checked_codes(name, codes, chosen, axes)
     if isinstance(given, BlockTensor):
         scales = _block_scales(name, given, rules, k_axis)
     elif scales is not None:
@@ -92,19 +92,21 @@ def check_pair(left: Operand, right: Operand, rules: Instruction, scale_format: 
         )
 
 
-def check_dtype(name: str, x: Any, dtype: Any, note: str = "") -> None:
-    """Raise TypeError if `x` is not an array of `dtype`; `note` ends the message."""
+def checked_dtype(name: str, x: Any, dtype: Any, note: str = "") -> Array:
+    """`x` as a plain array. Raises TypeError if it is none of `dtype`; `note` ends the message."""
     if not (isinstance(x, np.ndarray) or _backend.is_jax(x)):
         raise TypeError(f"{name} is a {type(x).__name__}; it must be a numpy or JAX array")
     if x.dtype != np.dtype(dtype):
-        raise TypeError(f"{name} holds {x.dtype}; it must hold {np.dtype(dtype).name}{note}")
+        raise TypeError(f"{name} holds {type_of(x)}; it must hold {np.dtype(dtype).name}{note}")
+    return _backend.plain(name, x)
 
 
-def check_array(name: str, x: Any, shape: tuple[int, ...], dtype: Any) -> None:
-    """Raise TypeError or ValueError if `x` is not an array of `shape` and `dtype`."""
-    check_dtype(name, x, dtype)
+def checked_array(name: str, x: Any, shape: tuple[int, ...], dtype: Any) -> Array:
+    """`x` as a plain array. Raises TypeError or ValueError if it is none of `shape` and `dtype`."""
+    x = checked_dtype(name, x, dtype)
     if tuple(x.shape) != shape:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {shape}")
+    return x
 
 
 def check_devices(arrays: dict[str, Any]) -> None:
@@ -140,8 +142,9 @@ def _registered_format(name: str, given: Any, allowed: Iterable[str]) -> ScalarF
     return given
 
 
-def _check_codes(name: str, codes: Any, element: ScalarFormat, axes: str) -> None:
-    check_dtype(name, codes, element.code_dtype, f", codes of {element.name}; encode values first")
+def _checked_codes(name: str, codes: Any, element: ScalarFormat, axes: str) -> Array:
+    note = f", codes of {element.name}; encode values first"
+    codes = checked_dtype(name, codes, element.code_dtype, note)
     if codes.ndim != 2:
         raise ValueError(f"{name} has shape {tuple(codes.shape)}; it must be {axes}")
     if element.bits < 8 and codes.size and not _backend.is_traced(codes):
@@ -150,21 +153,21 @@ def _check_codes(name: str, codes: Any, element: ScalarFormat, axes: str) -> Non
             raise ValueError(
                 f"{name} holds code {largest}; codes of {element.name} are below {1 << element.bits}, one an element"
             )
+    return codes
 
 
 def _checked_scales(
     name: str, scales: Any, codes: Array, rules: Instruction, k_axis: int
 ) -> Array | None:
     """`scales`, or None for those of an instruction that needs none and no blocks."""
-    check_dtype(f"{name}_scales", scales, np.uint8, ", one code a block")
+    scales = checked_dtype(f"{name}_scales", scales, np.uint8, ", one code a block")
     optional = rules.scale_format is None or rules.summation is not Summation.FUSED
     if optional and scales.ndim == 2 and scales.shape[k_axis] == 0:
         return None
     _check_takes_scales(name, rules)
     blocks = -(-codes.shape[k_axis] // rules.scale_block)
     shape = (codes.shape[0], blocks) if k_axis == 1 else (blocks, codes.shape[1])
-    check_array(f"{name}_scales", scales, shape, np.uint8)
-    return scales
+    return checked_array(f"{name}_scales", scales, shape, np.uint8)
 
 
 def _check_takes_scales(name: str, rules: Instruction) -> None:
@@ -189,7 +192,7 @@ def _block_scales(name: str, tensor: BlockTensor, rules: Instruction, k_axis: in
     if min(block) < 1:
         raise ValueError(f"{name} has blocks of {block}; a block has 1 row and 1 column at least")
     held = tuple(-(-extent // size) for extent, size in zip(extents, block, strict=True))
-    check_array(f"{name}.scales", tensor.scales, held, np.uint8)
+    scales = checked_array(f"{name}.scales", tensor.scales, held, np.uint8)
     along, extent = block[k_axis], extents[k_axis]
     if along % rules.scale_block and along < extent:
         raise ValueError(
@@ -200,8 +203,8 @@ def _block_scales(name: str, tensor: BlockTensor, rules: Instruction, k_axis: in
     shape = list(extents)
     shape[k_axis] = -(-extent // rules.scale_block)
     if copies == [1, 1]:
-        return tensor.scales
-    return _repeated(tensor.scales, copies=tuple(copies), shape=tuple(shape))
+        return scales
+    return _repeated(scales, copies=tuple(copies), shape=tuple(shape))
 
 
 @_backend.jit(static=("copies", "shape"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flamia_ref import _backend, _float32
+from flamia_ref import _backend, _float32, _primitive
 from flamia_ref._backend import Array
 from flamia_ref.arithmetic import fused_sum, ideal, operands
 from flamia_ref.arithmetic.instructions import INSTRUCTIONS, Instruction, Summation
@@ -61,7 +61,7 @@ def _chain(
     return xp.where(poisoned, _float32.NAN, result)
 
 
-chain = _backend.lane_primitive("fused_sum", _chain)
+chain = _primitive.lane_primitive("fused_sum", _chain)
 """float32 bits of c + sum over K of a[k] b[k] by an instruction's rules: the core of every matrix product here.
 
 `chain(a, b, a_scales, b_scales, c, *, instruction, a_format, b_format)` takes codes [K, ...] that broadcast against the
@@ -77,6 +77,7 @@ def _padded(x: Array, rows: int) -> Array:
     return xp.concatenate([x, xp.zeros((rows, *x.shape[1:]), dtype=x.dtype)], axis=0)
 
 
+_NO_GRADIENT = "matmul has no derivative; apply jax.lax.stop_gradient to its c"
 _STATIC = ("instruction", "a_format", "b_format")
 
 
@@ -165,7 +166,7 @@ def fused_dot(
         )
     operands.check_pair(left, right, rules, scale_format)
     rows = left.codes.shape[0]
-    operands.check_array("c_bits", c_bits, (rows,), np.uint32)
+    c_bits = operands.checked_array("c_bits", c_bits, (rows,), np.uint32)
     return _run(_dot, left, right, (rows, 0), (rows, 0), "c_bits", c_bits, rules)
 
 
@@ -217,7 +218,7 @@ def matmul_bits(
     operands.check_pair(left, right, rules, scale_format)
     rows, columns = left.codes.shape[0], right.codes.shape[1]
     if c is not None:
-        operands.check_array("c", c, (rows, columns), np.uint32)
+        c = operands.checked_array("c", c, (rows, columns), np.uint32)
     return _run(_matmul, left, right, (rows, 0), (0, columns), "c", c, rules)
 
 
@@ -233,10 +234,13 @@ def matmul(
     b_scales: Array | None = None,
     scale_format: str | ScalarFormat | None = None,
 ) -> Array:
-    """`matmul_bits` with `c` and the result as float32 values; arguments and errors are the same."""
+    """`matmul_bits` with `c` and the result as float32 values; arguments and errors are the same.
+
+    Differentiating with respect to `c` raises TypeError.
+    """
     if c is not None:
-        operands.check_dtype("c", c, np.float32, "; matmul_bits takes bits")
-        c = _backend.bits(c)
+        c = operands.checked_dtype("c", c, np.float32, "; matmul_bits takes bits")
+        c = _backend.bits(_backend.without_gradient(c, _NO_GRADIENT))
     result = matmul_bits(
         a,
         b,

@@ -13,7 +13,7 @@ import numpy as np
 
 from flamia_ref import _backend
 from flamia_ref._backend import Array
-from flamia_ref._errors import Registry, shown, unknown_name
+from flamia_ref._errors import Registry, shown, type_of, unknown_name
 from flamia_ref.arithmetic import correct, mufu
 from flamia_ref.arithmetic.mufu import Tables
 from flamia_ref.evidence import Evidence
@@ -62,6 +62,9 @@ SPECIAL_MODELS: Mapping[str, SpecialModel] = Registry(
 """Every model by name, read-only."""
 
 
+_NO_GRADIENT = "{function} has no derivative here; apply jax.lax.stop_gradient to its input"
+
+
 def exp2(x: Array, model: str) -> Array:
     """2^x.
 
@@ -71,7 +74,7 @@ def exp2(x: Array, model: str) -> Array:
 
     Under a caller's own `jax.jit` the tables of "mufu.sm90" are constants of the caller's program.
 
-    Raises TypeError for another dtype, ValueError for an unknown model.
+    Raises TypeError for another dtype or under differentiation, ValueError for an unknown model.
     """
     return _apply("exp2", x, model)
 
@@ -131,8 +134,9 @@ def _apply(function: str, x: Array, model: str) -> Array:
     _rule(function, model)
     dtype = getattr(x, "dtype", None)
     if dtype != np.float32:
-        given = shown(x) if dtype is None else f"an array of {dtype}"
+        given = shown(x) if dtype is None else f"an array of {type_of(x)}"
         raise TypeError(f"{function} takes a float32 array, not {given}; convert it first")
+    x = _backend.without_gradient(_backend.plain("x", x), _NO_GRADIENT.format(function=function))
     names = _RULES[function, model][1]
     tables = mufu.tables(_backend.namespace(x), names)
     return _on_floats(x, tables, function=function, model=model)

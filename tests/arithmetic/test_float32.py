@@ -342,8 +342,53 @@ def test_unknown_rounding() -> None:
             operation(SPECIAL, SPECIAL, rounding="nearest")
 
 
-@pytest.mark.parametrize("operation", ["add", "multiply", "divide"])
-def test_only_bit_patterns_are_taken(operation: str) -> None:
-    one = np.ones(3, np.float32)
-    with pytest.raises(TypeError, match="operand holds float32; float32 operations take uint32"):
-        getattr(float32, operation)(one, one)
+OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    **{
+        name: lambda x, name=name: getattr(float32, name)(x, x)
+        for name in ("add", "subtract", "multiply", "divide", "less", "maximum")
+    },
+    **{
+        name: getattr(float32, name)
+        for name in ("is_nan", "is_zero", "negate", "canonical", "ceil", "floor", "to_int32")
+    },
+    "fma": lambda x: float32.fma(x, x, x),
+    "shift": lambda x: float32.shift(x, np.ones(3, np.int32)),
+    "max_along": lambda x: float32.max_along(x, 0),
+}
+
+
+@pytest.mark.parametrize("convert", LIBRARIES.values(), ids=LIBRARIES)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_only_bit_patterns_are_taken(operation: str, convert: Any) -> None:
+    for dtype in ("float32", "int32", "uint8", "bool"):
+        with pytest.raises(TypeError, match=f"holds {dtype}; float32 operations take uint32 bit"):
+            OPERATIONS[operation](convert(np.ones(3, dtype)))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_only_plain_arrays_are_taken(operation: str) -> None:
+    x = np.ones(3, np.uint32)
+    for wrong in (np.ma.array(x, mask=[True, False, False]), x.view(np.matrix)):
+        with pytest.raises(TypeError, match="pass a plain array"):
+            OPERATIONS[operation](wrong)
+    with pytest.raises(TypeError, match="operand holds list"):
+        OPERATIONS[operation]([1, 2, 3])
+    with pytest.raises(TypeError, match=r"holds uint32 in the other byte order \(>u4\)"):
+        OPERATIONS[operation](x.astype(">u4"))
+
+
+@pytest.mark.parametrize("convert", LIBRARIES.values(), ids=LIBRARIES)
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32", "float32", "bool"])
+def test_only_int32_integers_are_taken(dtype: str, convert: Any) -> None:
+    k = convert(np.array([1, 0, 1], dtype))
+    with pytest.raises(TypeError, match=f"holds {dtype}; float32 operations take int32 exponents"):
+        float32.shift(convert(words([0x3F800000] * 3)), k)
+    with pytest.raises(TypeError, match=f"holds {dtype}; float32 operations take int32 integers"):
+        float32.from_int32(k)
+
+
+def test_int64_integers_are_refused() -> None:
+    with pytest.raises(TypeError, match="holds int64"):
+        float32.from_int32(np.array([1 << 40]))
+    with pytest.raises(TypeError, match="holds int64"):
+        float32.shift(words([0x3F800000]), np.array([1]))

@@ -39,7 +39,7 @@ def test_an_instruction_is_complete(rules: Instruction) -> None:
         assert rules.terms % rules.scale_block == 0 or rules.scale_format is None
     hash(rules)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        rules.terms = 1  # type: ignore[misc]
+        rules.terms = 1
 
 
 def test_nothing_simulated_is_called_measured() -> None:
@@ -61,7 +61,7 @@ def test_a_product_of_the_widest_formats_fits_an_int32() -> None:
 
 # How many rows of each file a wrong rule gets wrong: mxf8f6f4 with e4m3 and e4m3, e5m2 and e4m3,
 # e2m1 and e4m3, then f16 with bf16. Another implementation counted 1243, 941, 7, 17 here and 808,
-# 201 below (tests/oracles/README.md). What no recorded row shows, the rows of product_rows do.
+# 201 below (tests/oracles/README.md). What no recorded row shows, the rows of product_row_maker do.
 WRONG_DATA = {
     "fraction_bits - 1": (1243, 1283, 278, 559),
     "fraction_bits + 1": (941, 954, 162, 426),

@@ -72,7 +72,7 @@ def test_wide_formats_decode_exactly(name: str) -> None:
         -np.inf,
     ]
     for code in (f.nan_code, f.nan_code | f.sign_code, f.infinity_code + (1 << spec.pad)):
-        bits = decode_bits(np.array([code], np.uint32), f)
+        bits = decode_bits(np.array([code], f.code_dtype), f)
         assert bits.tolist() == [0x7FFFFFFF]
 
 

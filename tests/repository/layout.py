@@ -20,6 +20,7 @@ FLOORS = {
     "flamia_ref._console": 0,
     "flamia_ref._errors": 0,
     "flamia_ref._float32": 0,
+    "flamia_ref._primitive": 0,
     "flamia_ref._lazy": 0,
     "flamia_ref.evidence": 0,
     "flamia_ref.formats": 1,
