@@ -168,6 +168,11 @@ def from_bits(x: Array, dtype: Any) -> Array:
     return np.asarray(x).view(dtype)
 
 
+def reinterpret(x: Array, integer: Any) -> Array:
+    """The integers of `x` as another integer type of the same width, modulo 2^width; no copy in numpy."""
+    return x.astype(integer) if is_jax(x) else x.view(integer)
+
+
 def bit_length(x: Array) -> Array:
     """Bits needed to write each uint32 of `x`: int32, 0 for 0."""
     if is_jax(x):

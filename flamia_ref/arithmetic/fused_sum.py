@@ -134,29 +134,32 @@ def _fused_sum(
         largest = xp.maximum(largest, a_exponent[k] + b_exponent[k])
 
     up = np.uint32(instruction.fraction_bits - product_bits)
-    a_magnitude, a_sign = abs(a).astype(np.uint32) << up, a >> np.int32(31)
-    b_magnitude, b_sign = abs(b).astype(np.uint32), b >> np.int32(31)
+    a_magnitude, a_negative = abs(a).astype(np.uint32) << up, a < 0
+    b_magnitude, b_negative = abs(b).astype(np.uint32), b < 0
     sums = []
     for first in range(0, a.shape[0], _PARTIAL):
         partial: Array = None
         for k in range(first, min(first + _PARTIAL, a.shape[0])):
             distance = largest - (a_exponent[k] + b_exponent[k])
-            cut = (a_magnitude[k] * b_magnitude[k]) >> xp.minimum(distance, np.int32(31)).astype(
-                np.uint32
-            )
-            sign = a_sign[k] ^ b_sign[k]
-            term = (cut.astype(np.int32) ^ sign) - sign
+            term = _cut(a_magnitude[k] * b_magnitude[k], distance, a_negative[k] ^ b_negative[k])
             partial = term if partial is None else partial + term
         sums.append(partial)
     c_up = np.uint32(instruction.fraction_bits - _ACCUMULATOR_BITS)
-    distance = xp.minimum(largest - c_exponent, np.int32(31)).astype(np.uint32)
-    sign = c.astype(np.int32) >> np.int32(31)
-    sums.append((((c_significand << c_up) >> distance).astype(np.int32) ^ sign) - sign)
+    sums.append(_cut(c_significand << c_up, largest - c_exponent, (c & _float32.SIGN) != 0))
 
     high = sum(partial >> np.int32(16) for partial in sums)
     low = sum(partial & np.int32(0xFFFF) for partial in sums)
     result = _cut_to_float32(high, low, largest - np.int32(instruction.fraction_bits), xp)
     return xp.where(field == 255, c, result)
+
+
+def _cut(magnitude: Array, distance: Array, negative: Array) -> Array:
+    """The int32 term of a uint32 magnitude cut by `distance` places, toward zero."""
+    xp = _backend.namespace(magnitude, distance, negative)
+    # 31 places already cut every magnitude to 0. Only a zero can be nearer than 0: large, unsigned.
+    places = xp.minimum(_backend.reinterpret(distance, np.uint32), np.uint32(31))
+    cut = _backend.reinterpret(magnitude >> places, np.int32)
+    return xp.where(negative, -cut, cut)
 
 
 def _cut_to_float32(high: Array, low: Array, exponent: Array, xp: ModuleType) -> Array:
