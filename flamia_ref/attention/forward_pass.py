@@ -126,7 +126,7 @@ class _Forward:
         self, given: Inputs, recipe: Recipe, causal: bool, stages: tuple[str, ...]
     ) -> None:
         self.given, self.recipe, self.causal, self.stages = given, recipe, causal, stages
-        self.compute = given.library
+        self.compute = given.namespace
         self.layout = _backend.namespace(given.q)
         self.fixed_shapes = self.layout is not self.compute
         self.tokens, self.heads, self.head_dim = given.q.shape

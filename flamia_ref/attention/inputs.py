@@ -54,13 +54,13 @@ _COMPUTED: Mapping[str, tuple[Any, ...]] = {
 class Inputs(NamedTuple):
     """Checked inputs of a forward: q, k, v as float32 bits of values in the recipe's input format.
 
-    They are numpy arrays wherever their values are on the host; `library` and `device` are the caller's.
+    They are numpy arrays wherever their values are on the host; `namespace` and `device` are the caller's.
     """
 
     q: Array
     k: Array
     v: Array
-    library: ModuleType
+    namespace: ModuleType
     device: object | None
     documents: Documents
     softmax_scale: float
@@ -98,14 +98,16 @@ def check(
     documents, scale = check_shapes(
         q, k, v, cu_seqlens=cu_seqlens, causal=causal, softmax_scale=softmax_scale, dtypes=DTYPES
     )
-    library, device = _backend.namespace(q), _backend.device(q)
+    namespace, device = _backend.namespace(q), _backend.device(q)
     arrays = {"q": q, "k": k, "v": v}
     if _backend.on_host(q, k, v):
         arrays = {name: _native(_backend.host(x)) for name, x in arrays.items()}
     q, k, v = (
         _input_bits(name, _backend.without_gradient(x, _NO_GRADIENT)) for name, x in arrays.items()
     )
-    return Inputs(q, k, v, library=library, device=device, documents=documents, softmax_scale=scale)
+    return Inputs(
+        q, k, v, namespace=namespace, device=device, documents=documents, softmax_scale=scale
+    )
 
 
 def check_shapes(
