@@ -96,7 +96,7 @@ def forward(
     given = inputs.check(
         q, k, v, chosen, cu_seqlens=cu_seqlens, causal=causal, softmax_scale=softmax_scale
     )
-    return _Forward(given, chosen, bool(causal), stages).run()
+    return _Run(given, chosen, bool(causal), stages).forward()
 
 
 class _Rows(NamedTuple):
@@ -115,7 +115,7 @@ class _Rows(NamedTuple):
         return tile.Rows(*(convert(_backend.gather(x, index)) for x in (self.codes, self.scales)))
 
 
-class _Forward:
+class _Run:
     """One forward: its inputs, and where its arrays are.
 
     `compute` is the library of the tile numerics; `layout` that of everything around them, numpy wherever the values
@@ -134,7 +134,7 @@ class _Forward:
         self.score_factor = inputs.score_factor(given.softmax_scale)
         self.tables = mufu.tables(self.compute)
 
-    def run(self) -> Forward:
+    def forward(self) -> Forward:
         q = self._quantized(self.given.q, self.recipe.s.left)
         k = self._quantized(self.given.k, self.recipe.s.right)
         v = self._quantized(self.given.v, self.recipe.o.right)
