@@ -5,7 +5,6 @@ Arrays have a leading tile axis. Floats are float32 bits. Only these functions a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
-from flamia_ref.arithmetic import correct, mufu
+from flamia_ref.arithmetic import mufu, special
 from flamia_ref.arithmetic.products import chain
 from flamia_ref.attention.recipe import Product, Recipe
 from flamia_ref.formats import BF16, PRESETS, Overflow, encode_bits, quantize_bits
@@ -22,13 +21,6 @@ _UNIT = np.uint8(127)  # e8m0 code of 2^0
 _NEGATIVE_INFINITY = _float32.INFINITY | _float32.SIGN
 _LN_2 = np.uint32(0x3F317218)
 _LANES = 8
-_Function = Callable[[Array, mufu.Tables], Array]
-_EXP2: Mapping[str, _Function] = {
-    "mufu.sm90": mufu.exp2_bits,
-    "correct": lambda x, _: correct.exp2_bits(x),
-}
-_LOG2: Mapping[str, _Function] = {"mufu.sm90": mufu.log2_bits}
-_RECIPROCAL: Mapping[str, _Function] = {"mufu.sm90": mufu.reciprocal_bits}
 
 
 class Rows(NamedTuple):
@@ -108,7 +100,9 @@ def key_tile_step(
     n = _float32.ceil(t)
     n = xp.where(n == _float32.INFINITY, _float32.NAN, n)
     n = xp.where(_float32.is_zero(n), np.uint32(0), n)  # an integer zero has no sign
-    e = _EXP2[recipe.softmax.exp2](_float32.fma(s, score_factor, _float32.negate(n)), tables)
+    e = special.exp2_bits(
+        _float32.fma(s, score_factor, _float32.negate(n)), tables, model=recipe.softmax.exp2
+    )
 
     # Step 4. The subtractions are exact wherever the shift matters: integers close to each other.
     row_max = _float32.max_along(xp.where(visible, n, _NEGATIVE_INFINITY), axis=2)
@@ -134,11 +128,11 @@ def end(state: State, v_nan: Array, tables: mufu.Tables, *, recipe: Recipe) -> E
     in the chain of every row, whether or not its key tile was computed."""
     xp = _backend.namespace(*state)
     dead = state.row_max == _NEGATIVE_INFINITY
-    inverse = _RECIPROCAL[recipe.softmax.reciprocal](state.row_sum, tables)
+    inverse = special.reciprocal_bits(state.row_sum, tables, model=recipe.softmax.reciprocal)
     o = _float32.multiply(state.o, inverse[:, :, None])
     o = xp.where(v_nan[:, None, :], _float32.NAN, o)
     o = xp.where(dead[:, :, None], np.uint32(0), o)
-    log2 = _LOG2[recipe.softmax.log2](state.row_sum, tables)
+    log2 = special.log2_bits(state.row_sum, tables, model=recipe.softmax.log2)
     lse = _float32.multiply(_float32.add(state.row_max, log2), _LN_2)
     lse = xp.where(dead, _NEGATIVE_INFINITY, lse)
     return Ends(encode_bits(o, BF16, overflow=Overflow.NATIVE), o, lse)
