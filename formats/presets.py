@@ -2,7 +2,15 @@
 
 from flamia_ref._errors import Registry
 from flamia_ref.evidence import Evidence
-from flamia_ref.formats.block import ALL, Block, BlockFormat, InfinityPolicy, NanPolicy, ScaleRule
+from flamia_ref.formats.block import (
+    ALL,
+    Block,
+    BlockFormat,
+    InfinityPolicy,
+    NanPolicy,
+    ScaleRule,
+    UnderflowPolicy,
+)
 from flamia_ref.formats.scalar import E4M3, E8M0
 
 MX_BLOCKS: tuple[Block, ...] = ((1, 32), (32, 1), (32, 32), (1, ALL), (ALL, 1))
@@ -23,6 +31,21 @@ TE_MX_E4M3 = BlockFormat(
     " with _ENABLE_MXFMA, for blocks of bfloat16 below 2^-100",
 )
 
+CUDNN_MX_E4M3 = BlockFormat(
+    name="cudnn-mx-e4m3",
+    element=E4M3,
+    scale=E8M0,
+    rule=ScaleRule.RCEIL,
+    block=(1, 32),
+    blocks=((1, 32), (32, 1)),
+    nan=NanPolicy.IGNORE,
+    infinity=InfinityPolicy.SATURATE,
+    underflow=UnderflowPolicy.FLUSH,
+    source="nvidia-cudnn-frontend sdpa/bwd/kernels/sm100/_bprop_mxfp8_common.py, cvt_amax_to_e8m0_rp, for dS",
+    version="1.32.0",
+    evidence=Evidence.SOURCE,
+)
+
 OCP_MX_FLOOR_E4M3 = BlockFormat(
     name="ocp-mx-floor-e4m3",
     element=E4M3,
@@ -39,4 +62,7 @@ OCP_MX_FLOOR_E4M3 = BlockFormat(
     " leaves open: here a NaN block, and 2^-127 (torchao 36027d8 FLOOR does the same)",
 )
 
-PRESETS = Registry("preset", [(preset.name, preset) for preset in (TE_MX_E4M3, OCP_MX_FLOOR_E4M3)])
+PRESETS = Registry(
+    "preset",
+    [(preset.name, preset) for preset in (CUDNN_MX_E4M3, OCP_MX_FLOOR_E4M3, TE_MX_E4M3)],
+)

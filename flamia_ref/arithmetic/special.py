@@ -50,6 +50,13 @@ SPECIAL_MODELS: Mapping[str, SpecialModel] = Registry(
                 "all 4294967296 inputs of each; no other architecture was measured",
             ),
             SpecialModel(
+                name="polynomial3",
+                functions=("exp2",),
+                evidence={"form": Evidence.SOURCE, "special_values": Evidence.SPECIFIED},
+                source="flash-attention 0251105a flash_attn/cute/utils.py ex2_emulation_2 and nvidia-cudnn-frontend"
+                " 1.32.0 frost/tile_dsl/pointwise.py exp2_emul_pair; PTX ISA for max, add.rm and fma with ftz",
+            ),
+            SpecialModel(
                 name="correct",
                 functions=("exp2",),
                 evidence={"definition": Evidence.SPECIFIED, "algorithm": Evidence.DERIVED},

@@ -45,12 +45,56 @@ class Scope(StrEnum):
     """The values of the block that it scales."""
     TOKEN = "token"
     """All channels of one token and head."""
+    STATIC = "static"
+    """Nothing: one constant, `static_scale`."""
+    UNIT = "unit"
+    """Nothing: the operand has no scale."""
+
+
+class Guard(StrEnum):
+    """What a use does in guarded blocks: 32 queries by 32 keys with a visible and a masked pair.
+
+    A key past the document's end counts as masked there, a query past it does not count.
+    """
+
+    NONE = "none"
+    """The same as everywhere."""
+    HIGH_PRECISION_WHERE_CUT = "high_precision_where_cut"
+    """The product's `guard_instruction`, on bfloat16 operands."""
 
 
 class TileOrder(StrEnum):
     """The order in which tiles are added to an accumulator."""
 
     ASCENDING = "ascending"
+    DESCENDING = "descending"
+    DESCENDING_WHERE_CAUSAL = "descending_where_causal"
+    """Descending with a causal mask, ascending without."""
+
+
+class Accumulation(StrEnum):
+    """How the tiles along a contraction come together."""
+
+    CHAINED = "chained"
+    """One chain of the instruction over all tiles."""
+    FLOAT32_PARTIALS = "float32_partials"
+    """A chain from +0 for each tile, or each aligned pair of tiles from head_dim 128 on; float32 adds them."""
+
+
+class DeltaSum(StrEnum):
+    """How delta, the row sum of the returned O times dO, is added up."""
+
+    FMA_ASCENDING = "fma_ascending"
+    """One float32 fused multiply-add a channel, ascending from +0."""
+    THREAD_VECTORS = "thread_vectors"
+    """Float32 products; threads add vectors of 8 channels, then a butterfly at distance 1, 2, 4, ..."""
+    HALF_PRODUCTS = "half_products"
+    """Products rounded to bfloat16; 8 threads add pairs of channels, then a butterfly at distance 4, 2, 1."""
+
+
+ScoreFactor = Literal["exact_product", "float64_product", "float32_product"]
+"""The float32 c = softmax_scale log2(e): the exact product rounded once, the float64 product of float64 factors
+rounded again, or the float32 product of float32 factors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,20 +102,24 @@ class Operand(Data):
     """One use of one tensor in a matrix product.
 
     Attributes:
-        format: a preset of `flamia_ref.formats`, or a scalar format for an operand without scales.
+        format: a preset of `flamia_ref.formats`, or a scalar format for an operand whose scale is no function of it.
         block: the scale block as (rows, columns) of the matrix the scales are taken from, "all" for a whole extent; one
-            of the preset's. None is the preset's own, and right for an operand without scales.
+            of the preset's. None is the preset's own, and right for an operand without a preset.
         scope: where the scale comes from.
+        static_scale: the e8m0 code of a static scale.
         same_codes_as: the use whose codes these are; nothing is quantized a second time.
         scale_folded_into: the use whose values take this operand's scale before they are quantized; the product then
             sees this operand with unit scales.
+        guard: what the use does in guarded blocks.
     """
 
     format: str
     block: tuple[int | Literal["all"], int | Literal["all"]] | None = None
     scope: Scope = Scope.BLOCK
+    static_scale: int | None = None
     same_codes_as: Use | None = None
     scale_folded_into: Use | None = None
+    guard: Guard = Guard.NONE
 
     def __post_init__(self) -> None:
         Data.__post_init__(self)
@@ -83,6 +131,17 @@ class Operand(Data):
             raise ValueError(
                 f"{self.format} has no scales; leave the block out, it is {shown(self.block)}"
             )
+        scaled = self.format in PRESETS
+        if scaled != (self.scope in (Scope.BLOCK, Scope.TOKEN)):
+            allowed = "block or token" if scaled else "static or unit"
+            raise ValueError(f"{self.format} has scope {self.scope.value!r}; allowed: {allowed}")
+        if (self.scope is Scope.STATIC) != (self.static_scale is not None):
+            raise ValueError(
+                f"static_scale is {shown(self.static_scale)} with scope {self.scope.value!r}; give an e8m0 code"
+                " with scope 'static', and only there"
+            )
+        if self.static_scale is not None and not 0 <= self.static_scale <= 254:
+            raise ValueError(f"static_scale is {self.static_scale}; allowed: 0 to 254")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,17 +151,56 @@ class Product(Data):
     Attributes:
         left, right: its operands.
         instruction: a name in `flamia_ref.arithmetic.INSTRUCTIONS`.
-        tile_order: the order of the tiles along the contraction, one chain over all of them.
+        guard_instruction: the instruction of guarded blocks, where an operand is guarded.
+        tile_order: the order of the tiles along the contraction.
+        accumulation: how they come together.
     """
 
     left: Operand
     right: Operand
     instruction: str
+    guard_instruction: str | None = None
     tile_order: TileOrder = TileOrder.ASCENDING
+    accumulation: Accumulation = Accumulation.CHAINED
 
     def __post_init__(self) -> None:
         Data.__post_init__(self)
         INSTRUCTIONS[self.instruction]
+        if self.guard_instruction is not None:
+            INSTRUCTIONS[self.guard_instruction]
+        if self.guarded != (self.guard_instruction is not None):
+            raise ValueError(
+                f"guard_instruction is {shown(self.guard_instruction)}; a product has one if an operand is guarded,"
+                " and only then"
+            )
+
+    @property
+    def guarded(self) -> bool:
+        """Whether guarded blocks are computed otherwise."""
+        return Guard.HIGH_PRECISION_WHERE_CUT in (self.left.guard, self.right.guard)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmulatedColumns(Data):
+    """Columns of a key tile whose 2^x is computed by another model than the rest.
+
+    Column k is one if `first` <= k < `stop` and k modulo `period` >= `period` - `count`.
+    """
+
+    exp2: str
+    period: int
+    count: int
+    first: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        Data.__post_init__(self)
+        _check_model("exp2", self.exp2)
+        if not (0 < self.count <= self.period and 0 <= self.first < self.stop):
+            raise ValueError(
+                f"emulated columns have period {self.period}, count {self.count}, first {self.first} and stop"
+                f" {self.stop}; allowed: 0 < count <= period and 0 <= first < stop"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,27 +209,49 @@ class Softmax(Data):
 
     Attributes:
         exp2, log2, reciprocal: models of the special functions.
-        exp2_argument: "split": t = S c, n = ceil(t), x = fma(S, c, -n); 2^x then has its exponent raised by n - base.
-        base: "integer_max": the row maximum of n, so that a rescale is an exact exponent add.
+        emulated: columns whose 2^x is computed otherwise, in the forward.
+        score_factor: how c is rounded.
+        base: "integer_max": with t = S c, n = ceil(t), the row maximum of n, so that a rescale is an exact exponent
+            add. "raw_max": of S. "scaled_max": of S c, from -3.4028235e38.
+        exp2_argument: "split": x = fma(S, c, -n), and 2^x then has its exponent raised by n - base. "fused": x =
+            fma(S, c, offset - base), the base in units of S c.
+        rescale_threshold: how far, in log2 units, the maximum may pass the base before the base follows.
+        p_offset: P is 2^p_offset times the probability relative to the base, and so are the row sum and O's accumulator.
         row_sum: "eight_lanes": column r modulo 8 in lane r, ascending, lane 0 starting from the sum so far; then
-            ((L0+L2)+(L4+L6)) + ((L1+L3)+(L5+L7)). It adds P before folding and quantization.
-        lse: "natural": (base + log2(sum)) ln 2.
+            ((L0+L2)+(L4+L6)) + ((L1+L3)+(L5+L7)). "two_lanes": even and odd columns, each half of 64 ascending, the
+            halves added, then onto the rescaled sum by a fused multiply-add; the lanes are added at the end.
+        normalisation: "reciprocal": O times the reciprocal model. "zero_safe_reciprocal": that, of 1 for a row sum
+            that is 0 or NaN. "division": O times 1 / max(row sum, 1e-30), the quotient rounded once.
+        lse: "log2_sum": ((base - p_offset) + log2(sum)) ln 2. "log2_fma": fma(base, c, log2(sum)) ln 2.
+            "natural_fma": fma(base, ln 2, log2(sum) ln 2) - p_offset ln 2.
     """
 
     exp2: str
     log2: str
     reciprocal: str
-    exp2_argument: Literal["split"] = "split"
-    base: Literal["integer_max"] = "integer_max"
-    row_sum: Literal["eight_lanes"] = "eight_lanes"
-    lse: Literal["natural"] = "natural"
+    emulated: EmulatedColumns | None = None
+    score_factor: ScoreFactor = "exact_product"
+    base: Literal["integer_max", "raw_max", "scaled_max"] = "integer_max"
+    exp2_argument: Literal["split", "fused"] = "split"
+    rescale_threshold: int = 0
+    p_offset: int = 0
+    row_sum: Literal["eight_lanes", "two_lanes"] = "eight_lanes"
+    normalisation: Literal["reciprocal", "zero_safe_reciprocal", "division"] = "reciprocal"
+    lse: Literal["log2_sum", "log2_fma", "natural_fma"] = "log2_sum"
 
     def __post_init__(self) -> None:
         Data.__post_init__(self)
         for function in ("exp2", "log2", "reciprocal"):
-            models = [name for name, model in SPECIAL_MODELS.items() if function in model.functions]
-            if getattr(self, function) not in models:
-                raise unknown_name(f"{function} model", getattr(self, function), models)
+            _check_model(function, getattr(self, function))
+        for name in ("rescale_threshold", "p_offset"):
+            if not 0 <= getattr(self, name) <= 64:
+                raise ValueError(f"{name} is {getattr(self, name)}; allowed: 0 to 64")
+
+
+def _check_model(function: str, given: str) -> None:
+    models = [name for name, model in SPECIAL_MODELS.items() if function in model.functions]
+    if given not in models:
+        raise unknown_name(f"{function} model", given, models)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,23 +260,38 @@ class Gradient(Data):
 
     Attributes:
         softmax_scale: "epilogue": it multiplies the float32 accumulators of dQ and dK.
-        normalisation: "fold_into_dout": P' = 2^(t - b) with b = floor(lse log2 e), and dO takes the rest.
-        delta: "returned_out": row sums of dO' times the returned O.
-        p_for_dv: "recomputed": from the forward's codes, relative to b.
+        score_factor: how c is rounded in the backward.
+        normalisation: "fold_into_dout": P = 2^(t - b) with b = floor(lse log2 e), and dO takes the rest. "lse": P =
+            2^(fma(S, c, -lse log2 e)).
+        delta: how the row sums of dO times the returned O are added up.
+        p_for_dv: "recomputed": dV's P is computed again from the codes and lse.
+        p_offset: dV's P is multiplied by 2^p_offset before it is encoded.
+        heads: "float32_sum": one chain a query head, added in float32, ascending. "one_chain": one chain over the query
+            heads of a key/value head, ascending.
     """
 
     softmax_scale: Literal["epilogue"] = "epilogue"
-    normalisation: Literal["fold_into_dout"] = "fold_into_dout"
-    delta: Literal["returned_out"] = "returned_out"
+    score_factor: ScoreFactor = "exact_product"
+    normalisation: Literal["fold_into_dout", "lse"] = "fold_into_dout"
+    delta: DeltaSum = DeltaSum.FMA_ASCENDING
     p_for_dv: Literal["recomputed"] = "recomputed"
+    p_offset: int = 0
+    heads: Literal["float32_sum", "one_chain"] = "float32_sum"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tiles(Data):
-    """Rows of a query tile and columns of a key tile. Both start at the document."""
+    """Rows of a query tile and columns of a key tile. Both start at the document.
+
+    Attributes:
+        query, key: how many.
+        masked: whether a pair of tiles without a visible pair is "computed" with zeros, which a NaN in it reaches, or
+            "skipped".
+    """
 
     query: int = 128
     key: int = 128
+    masked: Literal["computed", "skipped"] = "computed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,6 +310,7 @@ class Recipe(Data):
         name: the registry name.
         s, o, dp, dv, dq, dk: the products.
         softmax, gradient, tiles: what is between them.
+        guard_operands: what guarded blocks take: "inputs", the bfloat16 values before quantization.
         input, output: scalar formats of q, k, v, dout and of out, dq, dk, dv.
         steps: evidence and source of each part, by its dotted path ("softmax.exp2", or "s" for all of s).
     """
@@ -190,6 +326,7 @@ class Recipe(Data):
     gradient: Gradient
     steps: Mapping[str, Step] = field(hash=False)
     tiles: Tiles = Tiles()
+    guard_operands: Literal["inputs"] = "inputs"
     input: str = "bf16"
     output: str = "bf16"
 

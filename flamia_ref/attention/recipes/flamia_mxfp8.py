@@ -1,59 +1,68 @@
-"""FLAMIA's MXFP8 recipes.
+"""`flamia-mxfp8`, whose token-block scales are guarded, and its negative control `flamia-mxfp8-unguarded`.
 
-`flamia-mxfp8-folded`: one quantized copy of every operand. Q, K, V and dO have one scale per token over the head
-dimension. Where the contraction runs over tokens, that scale is folded into the other operand (V's into P for O, dO's
-into P for dV, K's into dS for dQ, Q's into dS for dK) before that one is quantized, so no scale is ever shared between
-tokens, and no tile needs a higher precision.
+One quantized copy of every operand. K and V have 32x32 scales, whose codes serve along channels (S, dP) and along tokens
+(dQ, O). A shared scale is illegal for them only in a guarded block: 32 queries by 32 keys, counted from the document's
+start, that hold a visible and a masked pair (a key past the document's end counts as masked, a query past it does not
+count). There S, O, dP and dQ run in bfloat16 on the values before quantization. Q and dO cannot be repaired that way; they
+have one scale a token over the head dimension, folded into dS for dK and into P for dV. dK and dV are not guarded: their
+contraction blocks hold only legal queries or zeros.
 
-The steps. All float32 operations round to nearest even and keep subnormals; every NaN is 0x7fffffff. shift(x, k) is
-x 2^k with one rounding, overflow to infinity. `rule` is the preset te-mx-e4m3. fl is one rounding to float32. Blocks of
-32 and tiles of 128 start at the document; codes past its end are 0 with byte 127.
+The steps of `flamia-mxfp8`; its notation and what is not said here are those of `flamia-mxfp8-folded`.
 
-1. q, k, v in bfloat16 become codes and one byte s a token and head: `rule`, block (1, all). The bytes go into the
-   instruction, repeated for each 32 channels, not onto its result.
-2. S = mxf8f6f4 over ascending channels, accumulator +0, for every pair. c = fl(softmax_scale log2 e), the exact product
-   rounded once; softmax_scale is a float64 above 0.
-3. t = fl(S c), n = ceil(t), x = fma(S, c, -n), E = ex2(x) by mufu.sm90. A masked pair has P = 0 by select. A visible
-   t = -inf gives P = 0. A visible t that is NaN or +inf makes n NaN, and with it the row's maximum, its P from that key
-   tile on, its row sum, out and lse.
-4. Key tiles ascend. m = max(m_old, max n), from -inf; the row sum l and the accumulator of O are shifted by m_old - m.
-   P = shift(E, n - m). No threshold and no constant factor: P's block scale does that.
-5. l adds the float32 P before folding and quantization, by eight lanes: lane r adds columns r, r + 8, ... of the tile
-   ascending; lane 0 starts at the shifted l, the others at +0; then ((L0+L2)+(L4+L6)) + ((L1+L3)+(L5+L7)).
-6. shift(P, sV - 127) by `rule` over 32 keys of a row (a block of zeros has byte 0). O: those bytes, V's codes with byte
-   127, one chain ascending over all key blocks of the document. The bytes are relative to the tile's m.
-7. o = fl(O reciprocal(l)) and out = bfloat16(o); lse = fl(fl(m + log2(l)) 0x3f317218); both functions by mufu.sm90. A
-   row that sees no key, or only t = -inf, so that m = -inf, is dead: out = +0, lse = -inf.
+1. q becomes codes and one byte a token and head: `rule`, block (1, all). k and v become codes and one byte for 32 tokens
+   and 32 channels: `rule`, block (32, 32).
+2. S = mxf8f6f4 over ascending channels with q's and k's bytes. In a guarded block S = f16 (kind::f16) over ascending
+   channels of q and k in bfloat16. Both accumulate from +0.
+3. t, n, x and E as there.
+4. Key tiles ascend; one without a visible pair is skipped. m = max(m_old, max n). P = shift(E, n - m + 8), in units of 2^-8.
+5. l by eight lanes, of the float32 P.
+6. O, a key tile after the other on one accumulator: first e4m3(P) with byte 127, +0 in guarded blocks, and v's codes and
+   bytes; then f16 over the keys of the tile's guarded blocks, ascending, of bfloat16(P) and v in bfloat16.
+7. o = fl(O reciprocal(l)), out = bfloat16(o); lse = fl(fl(fl(m - 8) + log2(l)) 0x3f317218).
+8. r, b, g and dO' as there; dO' becomes codes and one byte a token and head, the same in dP and dV.
+9. delta' as there.
+10. dP' = mxf8f6f4 over ascending channels with the bytes of dO' and v; in a guarded block f16 of bfloat16(dO') and v in
+    bfloat16. P' = shift(E, n - b), dS = fl(P' fl(dP' - delta')).
+11. dQ, a key tile after the other on one accumulator: first dS, +0 in guarded blocks, by `rule` over 32 keys of a row, and
+    k's codes and bytes; then f16 over the keys of the tile's guarded blocks of bfloat16(dS) and k in bfloat16.
+12. dK and dV as there, from every visible pair; query tiles without one are skipped.
 
-The backward's products and knobs are part of the recipe; steps 8 to 12 are written down with the code that runs them.
-
-Scores beyond about 2^31 leave step 3's range: t is rounded to whole powers of two, x leaves [-1, 0], and a row may have
-l = 0 or infinity, which step 7 makes NaN.
-
-A NaN code of V reaches every row whose chain holds its block, so every row of its document (0 times NaN is NaN), in its
-channel and the query heads of its key/value head. A NaN of K or Q reaches the pairs that see it.
+`flamia-mxfp8-unguarded` has no guarded block, and 32x32 scales everywhere but for the forward's P: q, k, v and dO' one copy
+each with both its orientations, nothing folded; dS by `rule` over 32 queries and 32 keys, one copy in dQ and dK; the P of dV
+likewise. Its later tokens reach earlier outputs, which is what it is for.
 """
 
-from flamia_ref.arithmetic import INSTRUCTIONS
+from dataclasses import replace
+
 from flamia_ref.attention.recipe import (
     Gradient,
+    Guard,
     Operand,
     Product,
     Recipe,
     Scope,
     Softmax,
-    Step,
+    Tiles,
     Use,
 )
-from flamia_ref.evidence import Evidence, weakest
+from flamia_ref.attention.recipes._sources import (
+    F16,
+    MUFU,
+    MX,
+    PRODUCTS,
+    SIDES,
+    SPECIAL_FUNCTIONS,
+    assumed,
+    derived,
+    instruction,
+)
 
 _RULE = "te-mx-e4m3"
-_MMA = "sm100.tcgen05.mxf8f6f4"
-_MUFU = "mufu.sm90"
+_UNIT = 127  # e8m0 code of 2^0
 
 
 def _token(same_codes_as: Use | None = None, folded_into: Use | None = None) -> Operand:
-    """One scale a token and head, over the head dimension."""
+    """Q or dO: one scale a token and head."""
     return Operand(
         format=_RULE,
         block=(1, "all"),
@@ -63,61 +72,87 @@ def _token(same_codes_as: Use | None = None, folded_into: Use | None = None) -> 
     )
 
 
-_ROW_BLOCKS = Operand(format=_RULE, block=(1, 32))  # 32 keys of a query row
-_COLUMN_BLOCKS = Operand(format=_RULE, block=(32, 1))  # 32 queries of a key column
-
-_PRODUCTS = ("s", "o", "dp", "dv", "dq", "dk")
-_SIDES = [f"{product}.{side}" for product in _PRODUCTS for side in ("left", "right")]
+def _guarded(operand: Operand) -> Operand:
+    return replace(operand, guard=Guard.HIGH_PRECISION_WHERE_CUT)
 
 
-def _assumed(source: str) -> Step:
-    return Step(evidence=Evidence.ASSUMED, source=source)
+def _square(same_codes_as: Use | None = None) -> Operand:
+    """One scale for 32 tokens and 32 channels, or 32 queries and 32 keys."""
+    return Operand(format=_RULE, block=(32, 32), same_codes_as=same_codes_as)
 
 
-_OURS = _assumed("our choice within arXiv:2611.03344, an abstract")
-_FOLDING = Step(
-    evidence=Evidence.DERIVED,
-    source="no scale is shared between tokens: docs/decisions/030-folded-scales.md",
-)
-_INSTRUCTION = Step(
-    evidence=weakest(INSTRUCTIONS[_MMA].evidence.values()),
-    source="MMA-Sim 2.1.1, kind::mxf8f6f4 block32; its exponent floor by analogy",
-)
-_SPECIAL = _assumed("measured on every float32 on an H200 (sm_90); on sm_100 assumed")
+_P = Operand(format="e4m3", scope=Scope.STATIC, static_scale=_UNIT)
+_ROW_BLOCKS = Operand(format=_RULE, block=(1, 32))
+_COLUMN_BLOCKS = Operand(format=_RULE, block=(32, 1))
 
-FLAMIA_MXFP8_FOLDED = Recipe(
-    name="flamia-mxfp8-folded",
-    s=Product(left=_token(), right=_token(), instruction=_MMA),
-    o=Product(left=_ROW_BLOCKS, right=_token(folded_into=Use.O_P), instruction=_MMA),
-    dp=Product(left=_token(), right=_token(same_codes_as=Use.O_V), instruction=_MMA),
+_SOFTMAX = Softmax(exp2=MUFU, log2=MUFU, reciprocal=MUFU, p_offset=8)
+_OURS = assumed("our choice within arXiv:2611.03344, an abstract")
+_GUARDING = derived("which shared scales reach a forbidden token: docs/decisions/033-guarded-blocks.md")
+_STEPS = {
+    **dict.fromkeys(PRODUCTS, _OURS),
+    **{f"{product}.instruction": instruction(MX) for product in PRODUCTS},
+    "softmax": _OURS,
+    **SPECIAL_FUNCTIONS,
+    "gradient": _OURS,
+    "tiles": _OURS,
+    "guard_operands": _OURS,
+    "input": assumed("arXiv:2611.03344, abstract"),
+    "output": assumed("arXiv:2611.03344, abstract"),
+}
+
+FLAMIA_MXFP8 = Recipe(
+    name="flamia-mxfp8",
+    s=Product(
+        left=_token(), right=_guarded(_square()), instruction=MX, guard_instruction=F16
+    ),
+    o=Product(left=_P, right=_guarded(_square()), instruction=MX, guard_instruction=F16),
+    dp=Product(
+        left=_token(),
+        right=_guarded(_square(same_codes_as=Use.O_V)),
+        instruction=MX,
+        guard_instruction=F16,
+    ),
     dv=Product(
         left=_COLUMN_BLOCKS,
         right=_token(same_codes_as=Use.DP_DO, folded_into=Use.DV_P),
-        instruction=_MMA,
+        instruction=MX,
     ),
     dq=Product(
         left=_ROW_BLOCKS,
-        right=_token(same_codes_as=Use.S_K, folded_into=Use.DQ_DS),
-        instruction=_MMA,
+        right=_guarded(_square(same_codes_as=Use.S_K)),
+        instruction=MX,
+        guard_instruction=F16,
     ),
     dk=Product(
         left=_COLUMN_BLOCKS,
         right=_token(same_codes_as=Use.S_Q, folded_into=Use.DK_DS),
-        instruction=_MMA,
+        instruction=MX,
     ),
-    softmax=Softmax(exp2=_MUFU, log2=_MUFU, reciprocal=_MUFU),
+    softmax=_SOFTMAX,
     gradient=Gradient(),
+    tiles=Tiles(masked="skipped"),
     steps={
-        **dict.fromkeys(_PRODUCTS, _OURS),
-        **{f"{product}.instruction": _INSTRUCTION for product in _PRODUCTS},
-        **{f"{side}.scope": _FOLDING for side in _SIDES},
-        **{f"{side}.scale_folded_into": _FOLDING for side in _SIDES},
-        **{f"{side}.same_codes_as": _FOLDING for side in _SIDES},
-        "softmax": _OURS,
-        **{f"softmax.{function}": _SPECIAL for function in ("exp2", "log2", "reciprocal")},
-        "gradient": _OURS,
-        "tiles": _OURS,
-        "input": _assumed("arXiv:2611.03344, abstract"),
-        "output": _assumed("arXiv:2611.03344, abstract"),
+        **_STEPS,
+        **{f"{product}.guard_instruction": instruction(F16) for product in PRODUCTS},
+        **{f"{side}.scope": _GUARDING for side in SIDES},
+        **{f"{side}.guard": _GUARDING for side in SIDES},
     },
+)
+
+FLAMIA_MXFP8_UNGUARDED = Recipe(
+    name="flamia-mxfp8-unguarded",
+    s=Product(left=_square(), right=_square(), instruction=MX),
+    o=Product(left=_P, right=_square(), instruction=MX),
+    dp=Product(left=_square(), right=_square(same_codes_as=Use.O_V), instruction=MX),
+    dv=Product(left=_square(), right=_square(same_codes_as=Use.DP_DO), instruction=MX),
+    dq=Product(left=_square(), right=_square(same_codes_as=Use.S_K), instruction=MX),
+    dk=Product(
+        left=_square(same_codes_as=Use.DQ_DS),
+        right=_square(same_codes_as=Use.S_Q),
+        instruction=MX,
+    ),
+    softmax=_SOFTMAX,
+    gradient=Gradient(),
+    tiles=Tiles(masked="skipped"),
+    steps=_STEPS,
 )

@@ -4,9 +4,19 @@ from collections.abc import Mapping
 
 from flamia_ref._errors import Registry
 from flamia_ref.attention.recipe import Recipe
-from flamia_ref.attention.recipes.flamia_mxfp8 import FLAMIA_MXFP8_FOLDED
+from flamia_ref.attention.recipes.bf16_fa4 import BF16_FA4
+from flamia_ref.attention.recipes.cudnn_mxfp8 import CUDNN_MXFP8, CUDNN_MXFP8_PV_BF16
+from flamia_ref.attention.recipes.flamia_mxfp8 import FLAMIA_MXFP8, FLAMIA_MXFP8_UNGUARDED
+from flamia_ref.attention.recipes.flamia_mxfp8_folded import FLAMIA_MXFP8_FOLDED
 
-_ALL = (FLAMIA_MXFP8_FOLDED,)
+_ALL = (
+    BF16_FA4,
+    CUDNN_MXFP8,
+    CUDNN_MXFP8_PV_BF16,
+    FLAMIA_MXFP8,
+    FLAMIA_MXFP8_FOLDED,
+    FLAMIA_MXFP8_UNGUARDED,
+)
 
 RECIPES: Mapping[str, Recipe] = Registry("recipe", ((recipe.name, recipe) for recipe in _ALL))
 """Every recipe by name, read-only."""

@@ -1,0 +1,42 @@
+"""Evidence that several recipes share, and how a recipe names its parts."""
+
+from __future__ import annotations
+
+from flamia_ref.arithmetic import INSTRUCTIONS
+from flamia_ref.attention.recipe import Step
+from flamia_ref.evidence import Evidence, weakest
+
+MX = "sm100.tcgen05.mxf8f6f4"
+F16 = "sm100.tcgen05.f16"
+MUFU = "mufu.sm90"
+
+PRODUCTS = ("s", "o", "dp", "dv", "dq", "dk")
+SIDES = tuple(f"{product}.{side}" for product in PRODUCTS for side in ("left", "right"))
+
+
+def assumed(source: str) -> Step:
+    """A step that nothing public settles."""
+    return Step(evidence=Evidence.ASSUMED, source=source)
+
+
+def read(source: str) -> Step:
+    """A step read in a kernel's public source."""
+    return Step(evidence=Evidence.SOURCE, source=source)
+
+
+def derived(source: str) -> Step:
+    """A step that follows from others."""
+    return Step(evidence=Evidence.DERIVED, source=source)
+
+
+def instruction(name: str) -> Step:
+    """The step of a product's instruction: what the instruction itself rests on."""
+    return Step(
+        evidence=weakest(INSTRUCTIONS[name].evidence.values()), source=INSTRUCTIONS[name].source
+    )
+
+
+SPECIAL = assumed("measured on every float32 on an H200 (sm_90); on sm_100 assumed")
+SPECIAL_FUNCTIONS = {
+    f"softmax.{function}": SPECIAL for function in ("exp2", "log2", "reciprocal")
+}
