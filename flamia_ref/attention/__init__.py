@@ -6,7 +6,8 @@ from flamia_ref._lazy import attach
 
 if TYPE_CHECKING:
     from flamia_ref.attention import float64 as float64
-    from flamia_ref.attention.forward_pass import Forward as Forward
+    from flamia_ref.attention.backward_pass import backward as backward
+    from flamia_ref.attention.differentiable import attention as attention
     from flamia_ref.attention.forward_pass import forward as forward
     from flamia_ref.attention.recipe import Operand as Operand
     from flamia_ref.attention.recipe import Product as Product
@@ -14,15 +15,21 @@ if TYPE_CHECKING:
     from flamia_ref.attention.recipe import Softmax as Softmax
     from flamia_ref.attention.recipe import Use as Use
     from flamia_ref.attention.recipes import RECIPES as RECIPES
-    from flamia_ref.attention.stages import FORWARD_STAGES as FORWARD_STAGES
+    from flamia_ref.attention.results import Backward as Backward
+    from flamia_ref.attention.results import Forward as Forward
+    from flamia_ref.attention.stages import backward_stages as backward_stages
+    from flamia_ref.attention.stages import forward_stages as forward_stages
 else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {
             "float64": [],
-            "forward_pass": ["Forward", "forward"],
+            "backward_pass": ["backward"],
+            "differentiable": ["attention"],
+            "forward_pass": ["forward"],
             "recipe": ["Operand", "Product", "Recipe", "Softmax", "Use"],
             "recipes": ["RECIPES"],
-            "stages": ["FORWARD_STAGES"],
+            "results": ["Backward", "Forward"],
+            "stages": ["backward_stages", "forward_stages"],
         },
     )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from decimal import Decimal, localcontext
 from fractions import Fraction
-from operator import attrgetter
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ import numpy as np
 from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref._errors import InputRounded, shown, unknown_name
-from flamia_ref.attention.recipe import Recipe, Scope, Use
+from flamia_ref.attention.recipe import Recipe, ScoreFactor
 from flamia_ref.attention.recipes import RECIPES
 from flamia_ref.formats import BF16, Overflow, encode_bits
 from flamia_ref.packing import Documents
@@ -26,29 +25,9 @@ DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
 ALIGNMENTS = ("bottom_right", "top_left")
 _LOG2_E_DIGITS = 80
 _NO_GRADIENT = (
-    "attention.forward rounds its inputs to codes and has no gradient; keep it out of jax.grad, or give it"
-    " inputs under jax.lax.stop_gradient"
+    "attention.forward and attention.backward round their inputs to codes and have no gradient; use"
+    " attention.attention under jax.grad, or give them inputs under jax.lax.stop_gradient"
 )
-
-
-_MX = ("te-mx-e4m3", "ocp-mx-floor-e4m3")
-_SCALED = ("sm100.tcgen05.mxf8f6f4", "exact")
-_COMPUTED: Mapping[str, tuple[Any, ...]] = {
-    "input": ("bf16",),
-    "output": ("bf16",),
-    "tiles.query": (32, 64, 128),
-    "s.instruction": _SCALED,
-    "o.instruction": _SCALED,
-    **{f"{use}.format": _MX for use in ("s.left", "s.right", "o.left", "o.right")},
-    **{f"{use}.block": ((1, "all"),) for use in ("s.left", "s.right", "o.right")},
-    **{f"{use}.scope": (Scope.TOKEN,) for use in ("s.left", "s.right", "o.right")},
-    **{f"{use}.scale_folded_into": (None,) for use in ("s.left", "s.right", "o.left")},
-    **{f"{use}.same_codes_as": (None,) for use in ("s.left", "s.right", "o.left", "o.right")},
-    "o.left.block": ((1, 32),),
-    "o.left.scope": (Scope.BLOCK,),
-    "o.right.scale_folded_into": (Use.O_P,),
-}
-"""What the forward computes, by dotted path into a recipe."""
 
 
 class Inputs(NamedTuple):
@@ -75,22 +54,6 @@ def chosen_recipe(recipe: Recipe | str) -> Recipe:
     raise TypeError(f"recipe is {shown(recipe)}; it must be a Recipe or a name in RECIPES")
 
 
-def check_computed(recipe: Recipe) -> None:
-    """Refuse a recipe whose forward this package does not compute, naming the part and what is computed."""
-    for path, allowed in _COMPUTED.items():
-        value = attrgetter(path)(recipe)
-        if value not in allowed:
-            raise ValueError(
-                f"recipe {recipe.name!r} has {path} = {shown(value)}; the forward computes"
-                f" {' or '.join(map(shown, allowed))}"
-            )
-    if recipe.tiles.query != recipe.tiles.key:
-        raise ValueError(
-            f"recipe {recipe.name!r} has tiles of {recipe.tiles.query} queries and {recipe.tiles.key} keys;"
-            " the forward computes square tiles"
-        )
-
-
 def check(
     q: Any, k: Any, v: Any, recipe: Recipe, *, cu_seqlens: Any, causal: Any, softmax_scale: Any
 ) -> Inputs:
@@ -99,15 +62,20 @@ def check(
         q, k, v, cu_seqlens=cu_seqlens, causal=causal, softmax_scale=softmax_scale, dtypes=DTYPES
     )
     namespace, device = _backend.namespace(q), _backend.device(q)
-    arrays = {"q": q, "k": k, "v": v}
-    if _backend.on_host(q, k, v):
-        arrays = {name: _native(_backend.host(x)) for name, x in arrays.items()}
-    q, k, v = (
-        _input_bits(name, _backend.without_gradient(x, _NO_GRADIENT)) for name, x in arrays.items()
-    )
+    bits = rounded_bits({"q": q, "k": k, "v": v})
     return Inputs(
-        q, k, v, namespace=namespace, device=device, documents=documents, softmax_scale=scale
+        **bits, namespace=namespace, device=device, documents=documents, softmax_scale=scale
     )
+
+
+def rounded_bits(arrays: dict[str, Any]) -> dict[str, Array]:
+    """float32 bits of arrays rounded to bfloat16, on the host where all their values are."""
+    if _backend.on_host(*arrays.values()):
+        arrays = {name: _native(_backend.host(x)) for name, x in arrays.items()}
+    return {
+        name: _input_bits(name, _backend.without_gradient(x, _NO_GRADIENT))
+        for name, x in arrays.items()
+    }
 
 
 def check_shapes(
@@ -123,8 +91,8 @@ def check_shapes(
     """Check everything about the arguments but a recipe. Returns the documents and the softmax scale."""
     arrays = {"q": q, "k": k, "v": v}
     for name, x in arrays.items():
-        _check_values(name, x, tuple(dtypes))
-    _check_one_library(arrays)
+        check_values(name, x, tuple(dtypes))
+    check_one_library(arrays)
     tokens, heads, head_dim = q.shape
     kv_tokens, kv_heads, _ = k.shape
     if v.shape != k.shape:
@@ -145,9 +113,23 @@ def check_shapes(
         raise ValueError(
             f"q has {heads} heads and k {kv_heads}; the first must be a multiple of the second"
         )
+    check_causal(causal)
+    return Documents.from_cu_seqlens(cu_seqlens, tokens), checked_scale(softmax_scale, head_dim)
+
+
+def check_dout(dout: Any, q: Any, dtypes: Iterable[np.dtype[Any]]) -> None:
+    """Refuse a gradient of out that is no array of the shape of q."""
+    check_values("dout", dout, tuple(dtypes))
+    if tuple(dout.shape) != tuple(q.shape):
+        raise ValueError(
+            f"dout has shape {tuple(dout.shape)} and q {tuple(q.shape)}; both are (tokens, heads, head_dim)"
+        )
+
+
+def check_causal(causal: Any) -> None:
+    """Refuse anything but True or False."""
     if not isinstance(causal, (bool, np.bool_)):
         raise TypeError(f"causal is {shown(causal)}; it must be True or False")
-    return Documents.from_cu_seqlens(cu_seqlens, tokens), _checked_scale(softmax_scale, head_dim)
 
 
 def check_trace(trace: Iterable[Any], stages: tuple[str, ...]) -> tuple[str, ...]:
@@ -176,11 +158,31 @@ def refuse_unsupported(what: str, **given: Any) -> None:
             raise ValueError(f"{name} is {shown(value)}; {what} has no {name}, leave it None")
 
 
-def score_factor(softmax_scale: float) -> np.uint32:
-    """float32 bits of softmax_scale * log2(e): the exact product rounded once to nearest even.
+def score_factor(softmax_scale: float, rounding: ScoreFactor) -> np.uint32:
+    """float32 bits of softmax_scale * log2(e), rounded as `ScoreFactor` says.
 
     Raises ValueError where that is 0, subnormal or infinite.
     """
+    match rounding:
+        case "exact_product":
+            return _exact_score_factor(softmax_scale)
+        case "float64_product":
+            factor = np.float32(softmax_scale * math.log2(math.e))
+        case "float32_product":
+            with np.errstate(all="ignore"):
+                factor = np.float32(softmax_scale) * np.float32(math.log2(math.e))
+    if not np.finfo(np.float32).tiny <= factor < np.inf:
+        raise _bad_score_factor(softmax_scale)
+    return np.uint32(factor.view(np.uint32))
+
+
+def _bad_score_factor(softmax_scale: float) -> ValueError:
+    return ValueError(
+        f"softmax_scale is {softmax_scale!r}; times log2(e) it must be a normal float32, about 1e-38 to 2e38"
+    )
+
+
+def _exact_score_factor(softmax_scale: float) -> np.uint32:
     with localcontext(prec=_LOG2_E_DIGITS):
         log2_e = Fraction(1 / Decimal(2).ln())
     exact = Fraction(softmax_scale) * log2_e
@@ -193,13 +195,12 @@ def score_factor(softmax_scale: float) -> np.uint32:
     if significand == 1 << 24:
         significand, exponent = 1 << 23, exponent + 1
     if not -126 <= exponent <= 127:
-        raise ValueError(
-            f"softmax_scale is {softmax_scale!r}; times log2(e) it must be a normal float32, about 1e-38 to 2e38"
-        )
+        raise _bad_score_factor(softmax_scale)
     return np.uint32((exponent + 126 << 23) + significand)
 
 
-def _check_values(name: str, x: Any, dtypes: tuple[np.dtype[Any], ...]) -> None:
+def check_values(name: str, x: Any, dtypes: tuple[np.dtype[Any], ...]) -> None:
+    """Refuse what is no array [tokens, heads, head_dim] of one of `dtypes`."""
     dtype = getattr(x, "dtype", None)
     if dtype is None or not (isinstance(x, np.ndarray) or _backend.is_jax(x)):
         raise TypeError(f"{name} is a {type(x).__name__}; it must be a numpy or JAX array")
@@ -211,7 +212,8 @@ def _check_values(name: str, x: Any, dtypes: tuple[np.dtype[Any], ...]) -> None:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be (tokens, heads, head_dim)")
 
 
-def _check_one_library(arrays: dict[str, Any]) -> None:
+def check_one_library(arrays: dict[str, Any]) -> None:
+    """Refuse arrays of two libraries, or bound to different devices."""
     jax_names = [name for name, x in arrays.items() if _backend.is_jax(x)]
     if jax_names and len(jax_names) < len(arrays):
         raise TypeError(
@@ -229,7 +231,8 @@ def _native(x: Array) -> Array:
     return x.astype(x.dtype.newbyteorder("="), copy=False)
 
 
-def _checked_scale(softmax_scale: Any, head_dim: int) -> float:
+def checked_scale(softmax_scale: Any, head_dim: int) -> float:
+    """The softmax scale as a float, 1 / sqrt(head_dim) for None."""
     if softmax_scale is None:
         return 1 / math.sqrt(head_dim)
     if _backend.is_traced(softmax_scale):
@@ -261,9 +264,15 @@ def _input_bits(name: str, x: Array) -> Array:
             warnings.warn(
                 f"{changed} of {old.size} values of {name} are not bfloat16 and were rounded to nearest even",
                 InputRounded,
-                stacklevel=5,
+                stacklevel=6,
             )
     return rounded
+
+
+@_backend.jit
+def float32_bits(x: Array) -> Array:
+    """The bits of a float32 array."""
+    return _backend.bits(x)
 
 
 @_backend.jit

@@ -216,7 +216,8 @@ class Softmax(Data):
         exp2_argument: "split": x = fma(S, c, -n), and 2^x then has its exponent raised by n - base. "fused": x =
             fma(S, c, offset - base), the base in units of S c.
         rescale_threshold: how far, in log2 units, the maximum may pass the base before the base follows.
-        p_offset: P is 2^p_offset times the probability relative to the base, and so are the row sum and O's accumulator.
+        p_offset: P is 2^p_offset times the probability relative to the base, and so are the row sum and O's
+            accumulator.
         row_sum: "eight_lanes": column r modulo 8 in lane r, ascending, lane 0 starting from the sum so far; then
             ((L0+L2)+(L4+L6)) + ((L1+L3)+(L5+L7)). "two_lanes": even and odd columns, each half of 64 ascending, the
             halves added, then onto the rescaled sum by a fused multiply-add; the lanes are added at the end.

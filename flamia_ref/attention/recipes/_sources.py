@@ -37,6 +37,4 @@ def instruction(name: str) -> Step:
 
 
 SPECIAL = assumed("measured on every float32 on an H200 (sm_90); on sm_100 assumed")
-SPECIAL_FUNCTIONS = {
-    f"softmax.{function}": SPECIAL for function in ("exp2", "log2", "reciprocal")
-}
+SPECIAL_FUNCTIONS = {f"softmax.{function}": SPECIAL for function in ("exp2", "log2", "reciprocal")}

@@ -3,34 +3,36 @@
 Read in Dao-AILab/flash-attention 0251105a, flash_attn/cute: flash_fwd_sm100.py, softmax.py, utils.py,
 flash_bwd_preprocess.py, flash_bwd_sm100.py, flash_bwd_postprocess.py, interface.py.
 
-The steps. All float32 operations round to nearest even and keep subnormals; every NaN is 0x7fffffff. f16 is the instruction
-sm100.tcgen05.f16 on bfloat16, ex2, lg2 and rcp are mufu.sm90, poly is polynomial3. maxnum ignores a NaN beside a number.
-Tiles of 128 start at the document; places past its end hold +0.
+The steps. All float32 operations round to nearest even and keep subnormals; every NaN is 0x7fffffff. f16 is the
+instruction sm100.tcgen05.f16 on bfloat16, ex2, lg2 and rcp are mufu.sm90, poly is polynomial3. maxnum ignores a NaN
+beside a number. Tiles of 128 start at the document; places past its end hold +0.
 
 1. S = f16 over ascending channels of q and k, from +0. c = fl(fl(softmax_scale) 0x3fb8aa3b).
 2. Key tiles descend, from the last that holds a visible key. A masked S is -inf.
 3. mx = maxnum(m_old, largest S of the tile); the first tile has no m_old. ms = mx, or 0 where mx = -inf.
 4. From the second tile on: d = fl(fl(m_old - ms) c), a = ex2(d). If d >= -8: m = ms = m_old and a = 1. Else m = mx.
-5. x = fma(S, c, -fl(ms c)). P = ex2(x), but poly(x) in columns 32 <= k < 96 with k modulo 16 >= 12 of the tile: the pattern
-   of the causal kernel for head_dim 128, and the one for sizes without an entry of their own. P = 0 where masked.
-6. l by eight lanes, of the float32 P: lane r adds columns r, r + 8, ... ascending; lane 0 starts at fl(l a), or at 0 in the
-   first tile; then ((L0+L2)+(L4+L6)) + ((L1+L3)+(L5+L7)).
+5. x = fma(S, c, -fl(ms c)). P = ex2(x), but poly(x) in columns 32 <= k < 96 with k modulo 16 >= 12 of the tile: the
+   pattern of the causal kernel for head_dim 128, and the one for sizes without an entry of their own. P = 0 where
+   masked.
+6. l by eight lanes, of the float32 P: lane r adds columns r, r + 8, ... ascending; lane 0 starts at fl(l a), or at 0
+   in the first tile; then ((L0+L2)+(L4+L6)) + ((L1+L3)+(L5+L7)).
 7. O = fl(O a) from the second tile on; then f16 over the tile's keys, ascending, of bfloat16(P) and v, onto it.
-8. o = fl(O rcp(l)), with rcp(1) where l is 0 or NaN; out = bfloat16(o). lse = fl(fma(m, c, lg2(l)) 0x3f317218), -inf where l
-   is 0 or NaN.
-9. delta: float32 products of the returned out and dO. With the channels filled up with zeros to a multiple of 32 and W the
-   largest of 128, 64, 32 that divides it, thread t of W / 8 adds channels 8t to 8t + 7 of each W of them, ascending, from
-   +0; then a butterfly at distance 1, 2, 4, ...
-10. L = fl(lse 0x3fb8aa3b), 0 where lse = -inf. P = ex2(fma(S, c, -L)), 0 where masked. dP = f16 over ascending channels of dO
-    and v. dS = fl(P fl(dP - delta)).
-11. dV = f16 over ascending queries of bfloat16(P) and dO, one chain a query head; dK the same of bfloat16(dS) and q. The
-    group's heads are added in float32, ascending. dK is multiplied by fl(softmax_scale). Both become bfloat16.
+8. o = fl(O rcp(l)), with rcp(1) where l is 0 or NaN; out = bfloat16(o). lse = fl(fma(m, c, lg2(l)) 0x3f317218), -inf
+   where l is 0 or NaN.
+9. delta: float32 products of the returned out and dO. With the channels filled up with zeros to a multiple of 32 and
+   W the largest of 128, 64, 32 that divides it, thread t of W / 8 adds channels 8t to 8t + 7 of each W of them,
+   ascending, from +0; then a butterfly at distance 1, 2, 4, ...
+10. L = fl(lse 0x3fb8aa3b), 0 where lse = -inf. P = ex2(fma(S, c, -L)), 0 where masked. dP = f16 over ascending
+    channels of dO and v. dS = fl(P fl(dP - delta)).
+11. dV = f16 over ascending queries of bfloat16(P) and dO, one chain a query head; dK the same of bfloat16(dS) and q.
+    The group's heads are added in float32, ascending. dK is multiplied by fl(softmax_scale). Both become bfloat16.
 12. dQ: for each key tile, or from head_dim 128 on for each pair of key tiles 2p and 2p + 1, f16 over its keys of
-    bfloat16(dS) and k, from +0. These are added in float32 from +0: with a causal mask from the last to the first, without
-    ascending (the deterministic mode). dq = bfloat16(fl(acc fl(softmax_scale))).
-Tiles without a visible pair are skipped in all of this.
+    bfloat16(dS) and k, from +0. These are added in float32 from +0: with a causal mask from the last to the first,
+    without ascending (the deterministic mode). dq = bfloat16(fl(acc fl(softmax_scale))). Tiles without a visible pair
+    are skipped in all of this.
 
-Left to the compiler, and assumed here: that m c + lg2(l) is one fused multiply-add, and the order inside a thread of step 9.
+Left to the compiler, and assumed here: that m c + lg2(l) is one fused multiply-add, and the order inside a thread of
+step 9.
 """
 
 from flamia_ref.attention.recipe import (

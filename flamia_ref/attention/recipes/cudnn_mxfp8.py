@@ -1,43 +1,47 @@
 """`cudnn-mxfp8`, cuDNN's open MXFP8 kernels for SM100, and `cudnn-mxfp8-pv-bf16`, NVIDIA's answer to their leak.
 
 Read in nvidia-cudnn-frontend 1.32.0 (PyPI), cudnn/sdpa: fwd/kernels/sm100/prefill_d128_mxfp8.py, fwd/api_dsl.py and
-bwd/kernels/sm100/{_bprop_mxfp8_common,bprop_dq_d256_mxfp8,bprop_dkdv_d256_mxfp8}.py. The forward is public for head_dim 64,
-128, 192, 256 and 512, and its steps are those of 128. The backward is public for head_dim 256 alone; for other sizes it is
-assumed. The backward of `cudnn-mxfp8-pv-bf16` is described by a draft, NVIDIA/cudnn-frontend pull request 1123.
+bwd/kernels/sm100/{_bprop_mxfp8_common,bprop_dq_d256_mxfp8,bprop_dkdv_d256_mxfp8}.py. The forward is public for
+head_dim 64, 128, 192, 256 and 512, and its steps are those of 128. The backward is public for head_dim 256 alone; for
+other sizes it is assumed. The backward of `cudnn-mxfp8-pv-bf16` is described by a draft, NVIDIA/cudnn-frontend pull
+request 1123.
 
-The steps of `cudnn-mxfp8`. All float32 operations round to nearest even and keep subnormals; every NaN is 0x7fffffff. `rule`
-is te-mx-e4m3, ex2 and lg2 are mufu.sm90, poly is polynomial3, N is -3.4028235e38. maxnum ignores a NaN beside a number.
-Blocks of 32 and tiles of 128 start at the document; codes past its end are 0 with byte 127.
+The steps of `cudnn-mxfp8`. All float32 operations round to nearest even and keep subnormals; every NaN is 0x7fffffff.
+`rule` is te-mx-e4m3, ex2 and lg2 are mufu.sm90, poly is polynomial3, N is -3.4028235e38. maxnum ignores a NaN beside
+a number. Blocks of 32 and tiles of 128 start at the document; codes past its end are 0 with byte 127.
 
-1. q and k become codes by `rule` over 32 channels of a token, v over 32 tokens of a channel. S = mxf8f6f4 over ascending
-   channels, from +0. c = fl(softmax_scale log2 e), a float64 product of float64 factors.
+1. q and k become codes by `rule` over 32 channels of a token, v over 32 tokens of a channel. S = mxf8f6f4 over
+   ascending channels, from +0. c = fl(softmax_scale log2 e), a float64 product of float64 factors.
 2. Key tiles ascend. cur = maxnum(fl(c maxnum over the tile's 128 columns of S), N), where a masked column counts as N.
    m starts at N; first = (m = N). If first or fl(cur - m_old) > 4, m = cur, else m = m_old.
    a = ex2(N) where first, else ex2(fl(m_old - m)).
-3. x = fma(S, c, -fl(m - 4)). P = ex2(x), but poly(x) in columns k with k modulo 16 >= 12 of the tile; 0 where masked. P is
-   16 times the probability relative to m.
-4. Two lanes, of even and of odd columns: each adds the float32 P of columns 0 to 63 ascending, and of 64 to 127; the halves
-   are added; then L = fma(L, a, that). l = fl(even lane + odd lane), at the end.
-5. O = fl(O a) from the second tile on; then mxf8f6f4 over the tile's keys, ascending, of e4m3(P) with byte 127 and v, onto it.
+3. x = fma(S, c, -fl(m - 4)). P = ex2(x), but poly(x) in columns k with k modulo 16 >= 12 of the tile; 0 where masked.
+   P is 16 times the probability relative to m.
+4. Two lanes, of even and of odd columns: each adds the float32 P of columns 0 to 63 ascending, and of 64 to 127; the
+   halves are added; then L = fma(L, a, that). l = fl(even lane + odd lane), at the end.
+5. O = fl(O a) from the second tile on; then mxf8f6f4 over the tile's keys, ascending, of e4m3(P) with byte 127 and v,
+   onto it.
 6. o = fl(O fl(1 / maxnum(l, 1e-30))), out = bfloat16(o); lse = fl(fma(m, ln 2, fl(lg2(l) ln 2)) - fl(4 ln 2)), ln 2 =
    0x3f317218. A row with l <= 0 is dead: out = +0, lse = -inf.
-7. delta: products of the returned out and dO rounded to bfloat16. Thread t of 8 adds the sums of channel pairs t, t + 8, ...,
-   ascending, from +0; then a butterfly at distance 4, 2, 1.
+7. delta: products of the returned out and dO rounded to bfloat16. Thread t of 8 adds the sums of channel pairs t, t +
+   8, ..., ascending, from +0; then a butterfly at distance 4, 2, 1.
 8. P = ex2(fma(S, c, fl(lse 0xbfb8aa3b))) with c = fl(fl(softmax_scale) 0x3fb8aa3b), 0 where masked.
 9. dO and v become codes by `rule` over 32 channels of a token. dP = mxf8f6f4 over ascending channels.
    dS = fl(fl(dP + (-delta)) P), 0 where masked.
 10. dV: e4m3(256 P) with byte 119; dO by `rule` over 32 tokens of a channel.
-11. dK: dS by cudnn-mx-e4m3 over 32 queries of a key; q by `rule` over 32 tokens of a channel. dQ: dS by cudnn-mx-e4m3 over 32
-    keys of a row; k by `rule` over 32 tokens of a channel. cudnn-mx-e4m3 turns a block whose byte is 0 into zeros.
-12. dK and dV are one chain over the group's query heads, ascending, and the queries of each, ascending; dQ is one chain over
-    ascending keys. dK and dQ are multiplied by fl(softmax_scale). All become bfloat16.
-Tiles without a visible pair are skipped in all of this.
+11. dK: dS by cudnn-mx-e4m3 over 32 queries of a key; q by `rule` over 32 tokens of a channel. dQ: dS by cudnn-mx-e4m3
+    over 32 keys of a row; k by `rule` over 32 tokens of a channel. cudnn-mx-e4m3 turns a block whose byte is 0 into
+    zeros.
+12. dK and dV are one chain over the group's query heads, ascending, and the queries of each, ascending; dQ is one
+    chain over ascending keys. dK and dQ are multiplied by fl(softmax_scale). All become bfloat16. Tiles without a
+    visible pair are skipped in all of this.
 
-`cudnn-mxfp8-pv-bf16` differs where a contraction runs over tokens: bfloat16 with the instruction f16, no scales. So v, P, and in
-the backward P, dO, dS, q and k; its P is not multiplied by 16 (x = fma(S, c, -m), nothing is subtracted from lse).
+`cudnn-mxfp8-pv-bf16` differs where a contraction runs over tokens: bfloat16 with the instruction f16, no scales. So
+v, P, and in the backward P, dO, dS, q and k; its P is not multiplied by 16 (x = fma(S, c, -m), nothing is subtracted
+from lse).
 
-Left to the compiler, and assumed here: that the products and sums of steps 3, 4 and 6 are fused as written. The kernel has no
-select in step 9; its P is 0 there.
+Left to the compiler, and assumed here: that the products and sums of steps 3, 4 and 6 are fused as written. The
+kernel has no select in step 9; its P is 0 there.
 """
 
 from dataclasses import replace
@@ -123,12 +127,8 @@ CUDNN_MXFP8 = Recipe(
         right=_TOKENS,
         instruction=MX,
     ),
-    dq=Product(
-        left=Operand(format="cudnn-mx-e4m3", block=(1, 32)), right=_TOKENS, instruction=MX
-    ),
-    dk=Product(
-        left=Operand(format="cudnn-mx-e4m3", block=(32, 1)), right=_TOKENS, instruction=MX
-    ),
+    dq=Product(left=Operand(format="cudnn-mx-e4m3", block=(1, 32)), right=_TOKENS, instruction=MX),
+    dk=Product(left=Operand(format="cudnn-mx-e4m3", block=(32, 1)), right=_TOKENS, instruction=MX),
     softmax=_SOFTMAX,
     gradient=Gradient(
         score_factor="float32_product",

@@ -27,17 +27,19 @@ x 2^k with one rounding, overflow to infinity. `rule` is the preset te-mx-e4m3. 
 
 The backward needs out and lse alone.
 
-8. S, n and E again from the same codes. r = fl(lse 0x3fb8aa3b), b = floor(r), g = ex2(fl(b - r)), mufu.sm90. dO' = fl(dO g)
+8. S, n and E again from the same codes. r = fl(lse 0x3fb8aa3b), b = floor(r), g = ex2(fl(b - r)), mufu.sm90. dO' =
+   fl(dO g)
    becomes codes and one byte a token and head: `rule`, block (1, all), the same in dP and dV. A dead row, lse = -inf,
    has dO' = +0 and P' = dS = 0. A NaN of lse makes b and g NaN, and with them all of its row.
 9. delta' = fused multiply-adds over ascending channels, from +0, of dO' before quantization and the returned out.
-10. dP' = mxf8f6f4 over ascending channels with dO' and V bytes. P' = shift(E, n - b). dS = fl(P' fl(dP' - delta')), 0 by
-    select where masked.
+10. dP' = mxf8f6f4 over ascending channels with dO' and V bytes. P' = shift(E, n - b). dS = fl(P' fl(dP' - delta')), 0
+    by select where masked.
 11. dQ: shift(dS, sK - 127) by `rule` over 32 keys of a row; K's codes with byte 127; one chain ascending over all key
     blocks of the document. dq = bfloat16(fl(acc fl(softmax_scale))).
-12. dK: shift(dS, sQ - 127) by `rule` over 32 queries of a key; Q's codes with byte 127; one chain a query head ascending
-    over all query blocks of the document; the group's heads added in float32, ascending, times fl(softmax_scale), to
-    bfloat16. dV: the same with shift(P', sdO' - 127) and the codes of dO', without softmax_scale.
+12. dK: shift(dS, sQ - 127) by `rule` over 32 queries of a key; Q's codes with byte 127; one chain a query head
+    ascending over all query blocks of the document; the group's heads added in float32, ascending, times
+    fl(softmax_scale), to bfloat16. dV: the same with shift(P', sdO' - 127) and the codes of dO', without
+    softmax_scale.
 
 Scores beyond about 2^31 leave step 3's range: t is rounded to whole powers of two, x leaves [-1, 0], and a row may have
 l = 0 or infinity, which step 7 makes NaN.
@@ -46,7 +48,7 @@ A NaN code of V reaches every row whose chain holds its block, so every row of i
 channel and the query heads of its key/value head. A NaN of K or Q reaches the pairs that see it.
 """
 
-from flamia_ref.attention.recipe import Gradient, Operand, Recipe, Product, Scope, Softmax, Use
+from flamia_ref.attention.recipe import Gradient, Operand, Product, Recipe, Scope, Softmax, Use
 from flamia_ref.attention.recipes._sources import (
     MUFU,
     MX,

@@ -1,0 +1,240 @@
+"""The numerics of one pair of tiles of the backward, of the rows before it, and of the gradients after it.
+
+Floats are float32 bits. Only these functions are compiled, for a few fixed shapes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from flamia_ref import _backend, _float32
+from flamia_ref._backend import Array
+from flamia_ref.arithmetic import special
+from flamia_ref.arithmetic.mufu import Tables
+from flamia_ref.attention import sides, softmax
+from flamia_ref.attention.forward_tile import pairs_visible
+from flamia_ref.attention.recipe import Accumulation, DeltaSum, Recipe
+from flamia_ref.attention.sides import Rows
+
+_VECTOR = 8  # channels that a thread adds in one go
+_THREADS = 8
+
+
+class Prologue(NamedTuple):
+    """What every row brings along.
+
+    Attributes:
+        dout: [rows, channels], what takes the place of dO in both products.
+        base: [rows], what P is relative to: b, or lse log2 e.
+        delta: [rows].
+        dead: [rows], whether the row has no gradient.
+    """
+
+    dout: Array
+    base: Array
+    delta: Array
+    dead: Array
+
+
+class Inputs(NamedTuple):
+    """The rows of one pair of tiles for each use."""
+
+    s_q: Rows
+    s_k: Rows
+    dp_do: Rows
+    dp_v: Rows
+    dv_do: Rows
+    dq_k: Rows
+    dk_q: Rows
+
+
+class Accumulators(NamedTuple):
+    """dQ of the query tile and the partial sum it is adding up (None where there is none), dK and dV of the key tile,
+    each [tiles, rows, channels]."""
+
+    dq: Array
+    dq_partial: Array | None
+    dk: Array
+    dv: Array
+
+
+class Work(NamedTuple):
+    """Which pairs are computed: `key_start` [tiles], `last` [tiles, rows], `skipped` [tiles] and `guarded` [tiles,
+    rows / 32] as in the forward; `opens` and `closes` [tiles]: the first and the last of the pairs of one partial sum."""
+
+    key_start: Array
+    last: Array
+    skipped: Array
+    opens: Array
+    closes: Array
+    guarded: Array | None
+
+
+class Values(NamedTuple):
+    """`base` and `delta` [tiles, rows] as in `Prologue`, `dead` likewise."""
+
+    base: Array
+    delta: Array
+    dead: Array
+
+
+class Stages(NamedTuple):
+    """The traced values of one pair of tiles, [tiles, queries, keys], and the scales in the shape of their blocks."""
+
+    s: Array
+    dp: Array
+    p: Array
+    dv_codes: Array
+    dv_scales: Array | None
+    ds: Array
+    dq_codes: Array
+    dq_scales: Array | None
+    dk_codes: Array
+    dk_scales: Array | None
+
+
+@_backend.jit(static=("recipe",))
+def prologue(dout: Array, out: Array, lse: Array, tables: Tables, *, recipe: Recipe) -> Prologue:
+    """What rows bring along, from dO and the returned out [rows, channels] and lse [rows]."""
+    xp = _backend.namespace(dout, out, lse)
+    scaled = _float32.multiply(lse, softmax.LOG2_E)
+    if recipe.gradient.normalisation == "lse":
+        dead = lse != lse
+        if recipe.softmax.normalisation == "zero_safe_reciprocal":
+            scaled = xp.where(lse == softmax.NEGATIVE_INFINITY, np.uint32(0), scaled)
+        base = scaled
+    else:
+        dead = lse == softmax.NEGATIVE_INFINITY
+        base = _float32.floor(scaled)
+        rest = special.exp2_bits(_float32.subtract(base, scaled), tables, model=recipe.softmax.exp2)
+        dout = _float32.multiply(dout, rest[:, None])
+        dout = xp.where(dead[:, None], np.uint32(0), dout)
+    return Prologue(dout, base, _delta(dout, out, recipe.gradient.delta), dead)
+
+
+def _delta(dout: Array, out: Array, order: DeltaSum) -> Array:
+    xp = _backend.namespace(dout, out)
+    zero = xp.zeros(dout.shape[:1], dtype=np.uint32)
+    match order:
+        case DeltaSum.FMA_ASCENDING:
+            columns = (xp.moveaxis(dout, 1, 0), xp.moveaxis(out, 1, 0))
+            return _backend.scan(
+                lambda sums, x: (_float32.fma(x[0], x[1], sums), None), zero, columns
+            )
+        case DeltaSum.THREAD_VECTORS:
+            channels = -(-dout.shape[1] // 32) * 32
+            width = next(width for width in (128, 64, 32) if channels % width == 0)
+            products = _padded(_float32.multiply(out, dout), channels)
+            parts = products.reshape(-1, channels // width, width // _VECTOR, _VECTOR)
+            terms = xp.moveaxis(parts, 2, 3).reshape(len(parts), channels * _VECTOR // width, -1)
+            return _butterfly(_added(terms), ascending=True)
+        case DeltaSum.HALF_PRODUCTS:
+            channels = -(-dout.shape[1] // (2 * _THREADS)) * 2 * _THREADS
+            half = sides.bfloat16(_float32.multiply(out, dout)).astype(np.uint32) << np.uint32(16)
+            parts = _padded(half, channels).reshape(-1, channels // (2 * _THREADS), _THREADS, 2)
+            pairs = _float32.add(_float32.add(np.uint32(0), parts[..., 0]), parts[..., 1])
+            return _butterfly(_added(pairs), ascending=False)
+
+
+def _padded(x: Array, channels: int) -> Array:
+    xp = _backend.namespace(x)
+    return xp.pad(x, ((0, 0), (0, channels - x.shape[1])))
+
+
+def _added(terms: Array) -> Array:
+    """The sums [rows, threads] over the middle axis of `terms` [rows, terms, threads], ascending from +0."""
+    xp = _backend.namespace(terms)
+    zero = xp.zeros((terms.shape[0], terms.shape[2]), dtype=np.uint32)
+    columns = (xp.moveaxis(terms, 1, 0),)
+    return _backend.scan(lambda sums, x: (_float32.add(sums, x[0]), None), zero, columns)
+
+
+def _butterfly(sums: Array, *, ascending: bool) -> Array:
+    """The sum [rows] of [rows, threads] as an exchange between threads adds it, at growing or falling distance."""
+    while sums.shape[1] > 1:
+        half = sums.shape[1] // 2
+        first, second = (0, 1) if ascending else (slice(half), slice(half, None))
+        pairs = sums.reshape(-1, half, 2) if ascending else sums
+        sums = _float32.add(pairs[..., first], pairs[..., second])
+    return sums[:, 0]
+
+
+@_backend.jit(static=("recipe",))
+def pair_step(
+    state: Accumulators,
+    x: Inputs,
+    values: Values,
+    work: Work,
+    score_factor: Array,
+    tables: Tables,
+    *,
+    recipe: Recipe,
+) -> tuple[Accumulators, Stages]:
+    """S, P, dP and dS of one pair of tiles each, and what they add to dQ, dK and dV."""
+    xp = _backend.namespace(*state)
+    guarded = work.guarded
+    keys = x.s_k.codes.shape[1]
+    s = sides.over_channels(x.s_q, x.s_k, recipe.s, guarded if recipe.s.guarded else None)
+    visible = pairs_visible(work.key_start, work.last, keys) & ~values.dead[:, :, None]
+    base = values.base[:, :, None]
+    if recipe.softmax.exp2_argument == "split":
+        n, e = softmax.split(s, score_factor, tables, recipe.softmax)
+        p = softmax.raised(e, n, base)
+    else:
+        exponent = _float32.fma(s, score_factor, _float32.negate(base))
+        p = special.exp2_bits(exponent, tables, model=recipe.softmax.exp2)
+    p = xp.where(visible, p, np.uint32(0))
+    dp = sides.over_channels(x.dp_do, x.dp_v, recipe.dp, guarded if recipe.dp.guarded else None)
+    ds = _float32.multiply(p, _float32.subtract(dp, values.delta[:, :, None]))
+    ds = xp.where(visible, ds, np.uint32(0))
+
+    weights = p
+    if recipe.gradient.p_offset:
+        weights = _float32.shift(p, xp.full(p.shape, recipe.gradient.p_offset, dtype=np.int32))
+    dv_codes = sides.encoded_pairs(weights, recipe.dv.left, _by_query(x.dv_do.fold))
+    dv = sides.over_queries(dv_codes, x.dv_do, state.dv, recipe.dv, recipe.dv.left)
+
+    dq_guarded = guarded if recipe.dq.guarded else None
+    fold = None if x.dq_k.fold is None else x.dq_k.fold[:, None, :]
+    dq_codes = sides.encoded_pairs(sides.without_guarded(ds, dq_guarded), recipe.dq.left, fold)
+    dk_codes = dq_codes
+    if recipe.dk.left.same_codes_as is None:
+        dk_codes = sides.encoded_pairs(ds, recipe.dk.left, _by_query(x.dk_q.fold))
+    dk = sides.over_queries(dk_codes, x.dk_q, state.dk, recipe.dk, recipe.dk.left)
+
+    partials = recipe.dq.accumulation is Accumulation.FLOAT32_PARTIALS
+    opens = work.opens[:, None, None]
+    begin = xp.where(opens, np.uint32(0), state.dq_partial) if partials else state.dq
+    dq = sides.over_keys(dq_codes, x.dq_k, begin, recipe.dq, recipe.dq.left)
+    if dq_guarded is not None:
+        dq = sides.over_guarded_keys(ds, x.dq_k, dq, recipe.dq, dq_guarded)
+    partial = state.dq_partial
+    skipped = work.skipped[:, None, None]
+    if partials:
+        partial = xp.where(skipped, partial, dq)
+        dq = xp.where(work.closes[:, None, None], _float32.add(state.dq, dq), state.dq)
+    new = Accumulators(
+        xp.where(skipped, state.dq, dq),
+        partial,
+        xp.where(skipped, state.dk, dk),
+        xp.where(skipped, state.dv, dv),
+    )
+    return new, Stages(s, dp, p, *dv_codes, ds, *dq_codes, *dk_codes)
+
+
+def _by_query(fold: Array | None) -> Array | None:
+    return None if fold is None else fold[:, :, None]
+
+
+@_backend.jit(static=("scaled",))
+def finished(accumulator: Array, scale: Array, *, scaled: bool) -> Array:
+    """bfloat16 codes of gradients [rows, channels] from the accumulators [rows, heads, channels], whose heads are added
+    in float32, ascending, and then multiplied by `scale`, if `scaled`."""
+    total = accumulator[:, 0]
+    for head in range(1, accumulator.shape[1]):
+        total = _float32.add(total, accumulator[:, head])
+    if scaled:
+        total = _float32.multiply(total, scale)
+    return sides.bfloat16(total)

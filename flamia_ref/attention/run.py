@@ -1,0 +1,168 @@
+"""What a forward and a backward have in common: where arrays are, the copies of the inputs, traced tiles.
+
+Inputs on the host are laid out there into tiles of a few fixed shapes; only tiles enter compiled code, and results are
+put back there, so new document lengths compile nothing. Traced inputs, and arrays on an accelerator, are laid out by
+gathers with the same index arrays inside the program.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from flamia_ref import _backend
+from flamia_ref._backend import Array
+from flamia_ref.attention.copies import Copy, Maker, copy_names, needs_high, taken
+from flamia_ref.attention.recipe import Recipe, Use
+from flamia_ref.attention.sides import Rows
+from flamia_ref.attention.stages import document_stages, input_of
+from flamia_ref.packing import Documents
+from flamia_ref.packing.tiles import Indices
+
+TILES = 8  # tiles that are computed together
+
+Key = tuple[int, int, int, int]  # document, head, first query, first key
+
+
+class Run:
+    """Inputs as float32 bits by name, their copies, and the two array libraries.
+
+    `compute` is the library of the tile numerics; `layout` that of everything around them, numpy wherever the values
+    are on the host.
+    """
+
+    def __init__(
+        self,
+        inputs: dict[str, Array],
+        recipe: Recipe,
+        documents: Documents,
+        compute: ModuleType,
+        device: object | None,
+    ) -> None:
+        self.inputs, self.recipe, self.documents = inputs, recipe, documents
+        self.compute, self.device = compute, device
+        self.layout = _backend.namespace(*inputs.values())
+        self.fixed_shapes = self.layout is not compute
+        self.tokens, self.heads, self.head_dim = inputs["q"].shape
+        self.kv_heads = inputs["k"].shape[1]
+        self.group = self.heads // self.kv_heads
+        self.maker = Maker(
+            documents, self.layout, self.to_compute, self.to_layout, self.fixed_shapes
+        )
+        self.names = copy_names(recipe)
+        self._copies: dict[str, Copy] = {}
+        self._high: dict[str, Array] = {}
+
+    def to_compute(self, x: Array) -> Array:
+        """`x` where the tile numerics are."""
+        return _backend.put(x, self.compute, self.device) if self.fixed_shapes else x
+
+    def to_layout(self, x: Array) -> Array:
+        """`x` where the layout is."""
+        return _backend.host(x) if self.fixed_shapes else x
+
+    def finished(self, x: Array) -> Array:
+        """A result as callers get it: uint32 bits as float32, codes as they are, in the library of the inputs."""
+        if x.dtype == np.uint32:
+            x = _backend.from_bits(x, np.float32)
+        return self.to_compute(x)
+
+    def copy(self, use: Use) -> Copy:
+        """The copy that a use takes, made at its first use."""
+        name = self.names[use]
+        if name not in self._copies:
+            operand = self.recipe.operand(use)
+            self._copies[name] = self.maker.copy(self.inputs[input_of(use)], operand)
+        return self._copies[name]
+
+    def rows(self, use: Use, tokens: Indices, heads: Indices) -> Rows:
+        """Rows of an input for one use: `tokens` [tiles, rows], -1 for none, of one of its `heads` for each tile."""
+        copy = self.copy(use)
+        high = self._high_codes(input_of(use)) if needs_high(self.recipe, use) else None
+        return taken(copy, use, self.recipe.operand(use), high, tokens, heads, self.to_compute)
+
+    def _high_codes(self, tensor: str) -> Array:
+        if tensor not in self._high:
+            codes = self.maker.high(self.inputs[tensor])
+            zero = self.layout.zeros((1, codes.shape[1]), dtype=codes.dtype)
+            self._high[tensor] = self.layout.concatenate([codes, zero])
+        return self._high[tensor]
+
+    def copy_stage(self, stage: str) -> Array:
+        """A traced stage of an input: its codes or its scales."""
+        name, _, part = stage.rpartition(".")
+        use = next(use for use, copy in self.names.items() if copy == name)
+        codes, scales = self.copy(use).trace()
+        return codes if part == "codes" else scales
+
+
+class TracedTiles:
+    """Tiles of the stages that are lists, collected as they are computed."""
+
+    def __init__(self, run: Run, stages: tuple[str, ...]) -> None:
+        self.run = run
+        self.blocks = document_stages(run.recipe)
+        self.wanted = tuple(name for name in stages if name in self.blocks)
+        self._tiles: dict[str, dict[Key, Array]] = {name: {} for name in self.wanted}
+
+    def add(self, stages: dict[str, Array | None], keys: list[Key]) -> None:
+        """Keep the wanted of `stages`, arrays with one entry for each of `keys` and possibly more."""
+        for name in self.wanted:
+            values = stages.get(name)
+            if values is not None:
+                values = self.run.to_layout(values)
+                for at, key in enumerate(keys):
+                    self._tiles[name][key] = values[at]
+
+    def documents(self, name: str) -> list[Array]:
+        """A stage as a list of [heads, queries, keys], zeros where no tile was computed."""
+        return [
+            self.run.finished(self._document(name, index, length))
+            for index, length in enumerate(self.run.documents.lengths)
+        ]
+
+    def _document(self, name: str, document: int, length: int) -> Array:
+        xp, heads = self.run.layout, self.run.heads
+        mine = {key[1:]: tile for key, tile in self._tiles[name].items() if key[0] == document}
+        row_block, column_block = self.blocks[name]
+        shape = (-(-length // row_block), -(-length // column_block))
+        if not mine:
+            return xp.zeros((heads, *shape), dtype=self._dtype(name))
+        some = next(iter(mine.values()))
+        size = some.shape[0] * row_block
+        starts = range(0, length, size)
+        zeros = xp.zeros(some.shape, dtype=some.dtype)
+        planes: list[Any] = []
+        for head in range(heads):
+            strips = [
+                xp.concatenate([mine.get((head, first, key), zeros) for key in starts], axis=1)
+                for first in starts
+            ]
+            planes.append(xp.concatenate(strips)[: shape[0], : shape[1]])
+        return xp.stack(planes)
+
+    def _dtype(self, name: str) -> Any:
+        if name.endswith(".scales"):
+            return np.uint8
+        if not name.endswith(".codes"):
+            return np.uint32
+        return _code_type(self.run.recipe, name)
+
+
+def _code_type(recipe: Recipe, stage: str) -> Any:
+    """The type of the codes of a pair operand."""
+    from flamia_ref.attention.stages import pair_names
+
+    use = next(use for use, name in pair_names(recipe).items() if f"{name}.codes" == stage)
+    return np.uint16 if recipe.operand(use).format == "bf16" else np.uint8
+
+
+def tile_keys(document: Indices, head: Indices, first: Indices, key_first: Indices) -> list[Key]:
+    """The keys under which tiles are kept."""
+    columns = (document, head, first, key_first)
+    return [
+        (int(a), int(b), int(c), int(d))
+        for a, b, c, d in zip(*(x.tolist() for x in columns), strict=True)
+    ]

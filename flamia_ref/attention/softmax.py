@@ -1,0 +1,281 @@
+"""The numerics of the softmax on tiles: bases, exponentials, row sums, the end of a row, by a recipe's data.
+
+Floats are float32 bits. Arrays have axes [tiles, rows] and, for pairs, [tiles, rows, keys].
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from flamia_ref import _backend, _float32
+from flamia_ref._backend import Array
+from flamia_ref.arithmetic import special
+from flamia_ref.arithmetic.mufu import Tables
+from flamia_ref.attention.recipe import Softmax
+
+NEGATIVE_INFINITY = _float32.INFINITY | _float32.SIGN
+LOWEST = np.uint32(0xFF7FFFFF)  # -3.4028235e38, which stands for a masked score
+LOG2_E = np.uint32(0x3FB8AA3B)
+LN_2 = np.uint32(0x3F317218)
+_LANES = 8
+_HALF_TILE = 64
+_SMALLEST_SUM = np.uint32(0x0DA24260)  # fl(1e-30)
+
+
+class Probabilities(NamedTuple):
+    """P [tiles, rows, keys], the row maximum [tiles, rows] that it is relative to, and what brings sums relative to the
+    old maximum to the new one: an int32 exponent for an integer base, else a float32 factor."""
+
+    p: Array
+    row_max: Array
+    rescale: Array
+
+
+def start_max(softmax: Softmax) -> np.uint32:
+    """The row maximum before the first key tile."""
+    return LOWEST if softmax.base == "scaled_max" else NEGATIVE_INFINITY
+
+
+def lanes(softmax: Softmax) -> int:
+    """Partial sums that a row carries from key tile to key tile."""
+    return 2 if softmax.row_sum == "two_lanes" else 1
+
+
+def probabilities(
+    s: Array,
+    visible: Array,
+    row_max: Array,
+    first: Array,
+    whole: bool,
+    score_factor: Array,
+    tables: Tables,
+    softmax: Softmax,
+) -> Probabilities:
+    """P of one key tile. `first` [tiles]: whether it is the row's first; `whole`: whether the tile is as wide as the
+    recipe's, so that it holds no column past the document's end where none is masked."""
+    match softmax.base:
+        case "integer_max":
+            return _integer_max(s, visible, row_max, score_factor, tables, softmax)
+        case "raw_max":
+            return _raw_max(s, visible, row_max, first, whole, score_factor, tables, softmax)
+        case "scaled_max":
+            return _scaled_max(s, visible, row_max, whole, score_factor, tables, softmax)
+
+
+def split(s: Array, score_factor: Array, tables: Tables, softmax: Softmax) -> tuple[Array, Array]:
+    """n = ceil(t) and E = 2^(t - n) with t = S c: float32 bits, n an integer, -inf, or NaN for t = +inf or NaN."""
+    xp = _backend.namespace(s)
+    t = _float32.multiply(s, score_factor)
+    n = _float32.ceil(t)
+    n = xp.where(n == _float32.INFINITY, _float32.NAN, n)
+    n = xp.where(_float32.is_zero(n), np.uint32(0), n)  # an integer zero has no sign
+    x = _float32.fma(s, score_factor, _float32.negate(n))  # in [-1, 0] up to the rounding of t
+    return n, special.exp2_bits(x, tables, model=softmax.exp2)
+
+
+def raised(e: Array, n: Array, base: Array) -> Array:
+    """E 2^(n - base): 0 where n is -inf, NaN where n or base is. The difference is exact wherever the shift matters."""
+    xp = _backend.namespace(e, n, base)
+    difference = _float32.subtract(n, base)
+    p = _float32.shift(e, _float32.to_int32(difference))
+    p = xp.where(n == NEGATIVE_INFINITY, np.uint32(0), p)
+    return xp.where(_float32.is_nan(n) | _float32.is_nan(base), _float32.NAN, p)
+
+
+def _integer_max(
+    s: Array,
+    visible: Array,
+    row_max: Array,
+    score_factor: Array,
+    tables: Tables,
+    softmax: Softmax,
+) -> Probabilities:
+    xp = _backend.namespace(s, row_max)
+    n, e = split(s, score_factor, tables, softmax)
+    largest = _float32.max_along(xp.where(visible, n, NEGATIVE_INFINITY), axis=2)
+    new = _float32.maximum(row_max, largest)
+    base = new
+    if softmax.p_offset:
+        base = _float32.subtract(new, _integer(softmax.p_offset))
+    p = xp.where(visible, raised(e, n, base[:, :, None]), np.uint32(0))
+    rescale = _float32.to_int32(_float32.subtract(row_max, new))
+    return Probabilities(p, new, rescale)
+
+
+def _raw_max(
+    s: Array,
+    visible: Array,
+    row_max: Array,
+    first: Array,
+    whole: bool,
+    score_factor: Array,
+    tables: Tables,
+    softmax: Softmax,
+) -> Probabilities:
+    xp = _backend.namespace(s, row_max)
+    first = first[:, None]
+    largest = _float32.maximum_number_along(xp.where(visible, s, NEGATIVE_INFINITY), axis=2)
+    if not whole:
+        largest = _float32.maximum_number(largest, NEGATIVE_INFINITY)
+    new = xp.where(first, largest, _float32.maximum_number(row_max, largest))
+    base = xp.where(new == NEGATIVE_INFINITY, np.uint32(0), new)
+    distance = _float32.multiply(_float32.subtract(row_max, base), score_factor)
+    rescale = special.exp2_bits(distance, tables, model=softmax.exp2)
+    limit = _float32.negate(_integer(softmax.rescale_threshold))
+    near = ~(_float32.less(distance, limit) | _float32.is_nan(distance))
+    kept = near & ~first & (softmax.rescale_threshold > 0)
+    new, base = (xp.where(kept, row_max, x) for x in (new, base))
+    rescale = xp.where(kept, _float32.ONE, xp.where(first, np.uint32(0), rescale))
+    scaled = _float32.multiply(base, score_factor)
+    offset = _float32.subtract(_integer(softmax.p_offset), scaled)
+    x = _float32.fma(s, score_factor, offset[:, :, None])
+    return Probabilities(
+        xp.where(visible, _columns(x, tables, softmax), np.uint32(0)), new, rescale
+    )
+
+
+def _scaled_max(
+    s: Array,
+    visible: Array,
+    row_max: Array,
+    whole: bool,
+    score_factor: Array,
+    tables: Tables,
+    softmax: Softmax,
+) -> Probabilities:
+    xp = _backend.namespace(s, row_max)
+    largest = _float32.maximum_number_along(xp.where(visible, s, LOWEST), axis=2)
+    if not whole:
+        largest = _float32.maximum_number(largest, LOWEST)
+    largest = _float32.maximum_number(_float32.multiply(largest, score_factor), LOWEST)
+    first = row_max == LOWEST
+    excess = _float32.subtract(largest, row_max)
+    passed = _float32.less(_integer(softmax.rescale_threshold), excess)
+    new = xp.where(first | passed, largest, row_max)
+    distance = xp.where(first, LOWEST, _float32.subtract(row_max, new))
+    rescale = special.exp2_bits(distance, tables, model=softmax.exp2)
+    base = _float32.subtract(new, _integer(softmax.p_offset))
+    x = _float32.fma(s, score_factor, _float32.negate(base)[:, :, None])
+    return Probabilities(
+        xp.where(visible, _columns(x, tables, softmax), np.uint32(0)), new, rescale
+    )
+
+
+def _columns(x: Array, tables: Tables, softmax: Softmax) -> Array:
+    """2^x, by the other model in the emulated columns."""
+    e = special.exp2_bits(x, tables, model=softmax.exp2)
+    emulated = softmax.emulated
+    if emulated is None:
+        return e
+    column = np.arange(x.shape[2])
+    chosen = (column >= emulated.first) & (column < emulated.stop)
+    chosen &= column % emulated.period >= emulated.period - emulated.count
+    if not chosen.any():
+        return e
+    xp = _backend.namespace(x)
+    other = special.exp2_bits(x, tables, model=emulated.exp2)
+    return xp.where(xp.asarray(chosen), other, e)
+
+
+def rescaled(x: Array, rescale: Array, softmax: Softmax) -> Array:
+    """A sum brought to the new maximum; `rescale` broadcasts against it."""
+    if softmax.base == "integer_max":
+        return _float32.shift(x, rescale)
+    return _float32.multiply(x, rescale)
+
+
+def summed(row_sum: Array, rescale: Array, p: Array, softmax: Softmax) -> Array:
+    """The row sum [tiles, rows, lanes] after the columns of `p`."""
+    xp = _backend.namespace(row_sum, p)
+    if softmax.row_sum == "eight_lanes":
+        return _eight_lanes(rescaled(row_sum[:, :, 0], rescale, softmax), p)[:, :, None]
+    tiles, rows, keys = p.shape
+    halves = []
+    for first in range(0, keys, _HALF_TILE):
+        half = p[:, :, first : first + _HALF_TILE]
+        columns = xp.moveaxis(half.reshape(tiles, rows, half.shape[2] // 2, 2), 2, 0)
+        halves.append(
+            _backend.scan(
+                lambda sums, x: (_float32.add(sums, x[0]), None), columns[0], (columns[1:],)
+            )
+        )
+    new = halves[0] if len(halves) == 1 else _float32.add(halves[0], halves[1])
+    if softmax.base == "integer_max":
+        return _float32.add(_float32.shift(row_sum, rescale[:, :, None]), new)
+    return _float32.fma(row_sum, rescale[:, :, None], new)
+
+
+def _eight_lanes(row_sum: Array, p: Array) -> Array:
+    """`row_sum` [tiles, rows] plus the columns of `p`, by eight lanes."""
+    xp = _backend.namespace(row_sum, p)
+    tiles, rows, keys = p.shape
+    columns = xp.moveaxis(p.reshape(tiles, rows, keys // _LANES, _LANES), 2, 0)
+    partial = xp.concatenate(
+        [row_sum[:, :, None], xp.zeros((tiles, rows, _LANES - 1), dtype=np.uint32)], axis=2
+    )
+    partial = _backend.scan(lambda sums, x: (_float32.add(sums, x[0]), None), partial, (columns,))
+    add, lane = _float32.add, [partial[:, :, r] for r in range(_LANES)]
+    even = add(add(lane[0], lane[2]), add(lane[4], lane[6]))
+    return add(even, add(add(lane[1], lane[3]), add(lane[5], lane[7])))
+
+
+def total(row_sum: Array) -> Array:
+    """The row sum [tiles, rows] from its lanes."""
+    if row_sum.shape[2] == 1:
+        return row_sum[:, :, 0]
+    return _float32.add(row_sum[:, :, 0], row_sum[:, :, 1])
+
+
+def dead_rows(row_max: Array, row_sum: Array, softmax: Softmax) -> Array:
+    """Rows [tiles, rows] that see nothing, from their maximum and their sum: out is 0 and lse -inf."""
+    match softmax.base:
+        case "integer_max":
+            return row_max == NEGATIVE_INFINITY
+        case "raw_max":  # a sum of zero is normalised by one instead
+            return row_max != row_max
+        case "scaled_max":
+            return _float32.is_zero(row_sum) | _float32.less(row_sum, np.uint32(0))
+
+
+def inverse(row_sum: Array, tables: Tables, softmax: Softmax) -> Array:
+    """The factor that normalises O."""
+    xp = _backend.namespace(row_sum)
+    if softmax.normalisation == "division":
+        return _float32.divide(
+            xp.full(row_sum.shape, _float32.ONE, dtype=np.uint32),
+            _float32.maximum_number(row_sum, _SMALLEST_SUM),
+        )
+    if softmax.normalisation == "zero_safe_reciprocal":
+        row_sum = xp.where(_no_sum(row_sum), _float32.ONE, row_sum)
+    return special.reciprocal_bits(row_sum, tables, model=softmax.reciprocal)
+
+
+def log_sum_exp(
+    row_max: Array, row_sum: Array, score_factor: Array, tables: Tables, softmax: Softmax
+) -> Array:
+    """lse of rows that are not dead."""
+    xp = _backend.namespace(row_max, row_sum)
+    log2 = special.log2_bits(row_sum, tables, model=softmax.log2)
+    offset = _integer(softmax.p_offset)
+    match softmax.lse:
+        case "log2_sum":
+            base = _float32.subtract(row_max, offset) if softmax.p_offset else row_max
+            return _float32.multiply(_float32.add(base, log2), LN_2)
+        case "log2_fma":
+            log2 = _float32.subtract(log2, offset) if softmax.p_offset else log2
+            lse = _float32.multiply(_float32.fma(row_max, score_factor, log2), LN_2)
+            return xp.where(_no_sum(row_sum), NEGATIVE_INFINITY, lse)
+        case "natural_fma":
+            lse = _float32.fma(row_max, LN_2, _float32.multiply(log2, LN_2))
+            return _float32.subtract(lse, _float32.multiply(offset, LN_2))
+
+
+def _no_sum(row_sum: Array) -> Array:
+    return _float32.is_zero(row_sum) | _float32.is_nan(row_sum)
+
+
+def _integer(value: int) -> np.uint32:
+    """float32 bits of a small integer."""
+    return np.uint32(np.float32(value).view(np.uint32))
