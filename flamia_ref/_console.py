@@ -90,19 +90,35 @@ def require_writable(file: str) -> None:
         raise ValueError(f"cannot write {file}: {error.strerror or error}") from error
 
 
-def write(file: str, text: str) -> None:
-    """Write a file whole or not at all, unless it is a device or a pipe.
+def require_new(file: str, *, force: bool) -> None:
+    """Require that writing a result replaces no file, unless that is asked for. Devices and pipes are no files.
+
+    Raises ValueError where it would, and where the file cannot be written.
+    """
+    if not force and _target(file).is_file():
+        raise ValueError(f"{file} exists; choose another name, or replace it with --force")
+    require_writable(file)
+
+
+def same_file(one: str, other: str) -> bool:
+    """Whether two names lead to one file."""
+    return _target(one) == _target(other)
+
+
+def write(file: str, content: str | bytes) -> None:
+    """Write a file whole or not at all, unless it is a device or a pipe. Text is written as UTF-8.
 
     Raises ValueError where the disk refuses.
     """
+    data = content.encode("utf-8") if isinstance(content, str) else content
     try:
         path = _target(file)
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(data)
             return
         scratch = path.with_name(f".{secrets.token_hex(8)}.part")
         try:
-            scratch.write_text(text, encoding="utf-8")
+            scratch.write_bytes(data)
             scratch.replace(path)
         finally:
             scratch.unlink(missing_ok=True)

@@ -71,6 +71,12 @@ def _order(a: Array) -> Array:
     return xp.where((a & SIGN) != 0, ~a, a | SIGN)
 
 
+def flush(a: Array) -> Array:
+    """`a` with subnormals as zeros of their sign, as the .ftz of PTX does to an operand or result."""
+    _check(a)
+    return _backend.namespace(a).where((a & MAGNITUDE) < _SMALLEST_NORMAL, a & SIGN, a)
+
+
 def less(a: Array, b: Array) -> Array:
     """a < b as values: False with a NaN, and -0 is not less than +0."""
     ordered = ~(is_nan(a) | is_nan(b) | (is_zero(a) & is_zero(b)))
@@ -92,6 +98,32 @@ def max_along(a: Array, axis: int) -> Array:
     keys = _order(a).max(axis=axis)
     largest = xp.where((keys & SIGN) != 0, keys ^ SIGN, ~keys)
     return xp.where(is_nan(a).any(axis=axis), NAN, largest)
+
+
+def maximum_number(a: Array, b: Array) -> Array:
+    """The larger of a and b; a NaN beside a number is ignored; +0 over -0.
+
+    Source: IEEE 754-2019, section 9.6, maximumNumber; max.f32 of the PTX ISA.
+    """
+    _check(a, b)
+    return _from_number_order(_backend.namespace(a, b).maximum(_number_order(a), _number_order(b)))
+
+
+def maximum_number_along(a: Array, axis: int) -> Array:
+    """The maximum along `axis` under the rules of `maximum_number`: NaN only where all are NaN."""
+    _check(a)
+    return _from_number_order(_number_order(a).max(axis=axis))
+
+
+def _number_order(a: Array) -> Array:
+    """The keys of `_order`, and 0, below all of them, for every NaN."""
+    return _backend.namespace(a).where(is_nan(a), np.uint32(0), _order(a))
+
+
+def _from_number_order(keys: Array) -> Array:
+    xp = _backend.namespace(keys)
+    number = xp.where((keys & SIGN) != 0, keys ^ SIGN, ~keys)
+    return xp.where(keys == 0, NAN, number)
 
 
 def _widen(a: Array) -> Array:

@@ -1,7 +1,7 @@
 """The command ``flamia-ref``: parse, call, render, exit status.
 
-Exit status: 0 all is well, 1 a mismatch was found, 2 bad usage or input, or the work could not be
-done, 128 and more a signal ended it. Results go to standard output; errors, one line each, progress,
+Exit status: 0 all is well, 1 a mismatch or a leak was found, 2 bad usage or input, or the work could
+not be done, 128 and more a signal ended it. Results go to standard output; errors, one line each, progress,
 and whatever a kernel prints to standard error. SIGINT, SIGTERM and SIGHUP leave nothing half-written;
 SIGKILL may leave a hidden ``.NAME.*.part`` beside the folder or file that was being written, and a
 pack that was being replaced as ``.NAME.*.old``.
@@ -99,6 +99,19 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("folder", metavar="DIR", help="the pack")
     show.add_argument("case", metavar="CASE", nargs="?", help="a case; its digests are verified")
 
+    leak = _group(groups, "leak", "whether an output depends on a token that it must not see")
+    demo = _command(
+        leak, "demo", "show the public leak witnesses on cuDNN's recipes and on ours", _leak_demo
+    )
+    demo.add_argument(
+        "--picture", metavar="FILE", help="also draw which outputs moved, as a PNG file"
+    )
+    demo.add_argument("--force", action="store_true", help="replace an existing picture")
+    demo.epilog = (
+        "Exit status: 0 all came out as known, which is that cudnn-mxfp8 leaks and the others do not; 1 another recipe"
+        " leaked, or that one did not; 2 bad usage, or a control failed, so that a run proves nothing."
+    )
+
     formats = _group(groups, "formats", "number formats and block formats")
     _command(formats, "list", "list scalar formats and presets", _formats_list)
     one = _command(formats, "show", "show a scalar format or a preset", _formats_show)
@@ -187,6 +200,23 @@ def _show(options: argparse.Namespace) -> Result:
         lines.append(f"    {name:<20} {entry.view:<8} {list(tensor.shape)}  {entry.sha256[:16]}")
     document = {"name": case.name, "recipe": case.entry.recipe, "spec": data, "tensors": tensors}
     return 0, "\n".join(lines), _json(document)
+
+
+def _leak_demo(options: argparse.Namespace) -> Result:
+    if options.picture is not None:
+        _console.require_new(options.picture, force=options.force)
+        if options.json not in (None, "-") and _console.same_file(options.picture, options.json):
+            raise ValueError(
+                f"the picture and the JSON are both to be {options.json}; give two names"
+            )
+    from flamia_ref.leakage.demo import demo
+
+    result = demo()
+    text = result.to_text()
+    if options.picture is not None:
+        _console.write(options.picture, result.to_png())
+        text += f"\nwrote {options.picture}"
+    return result.exit_code, text, result.to_json()
 
 
 def _formats_list(_: argparse.Namespace) -> Result:

@@ -8,10 +8,13 @@ A kernel is a callable::
 - q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim]: numpy bfloat16
   (`ml_dtypes.bfloat16`), documents one after another; `cu_seqlens` int32 [documents + 1]; `causal`
   bool; `softmax_scale` float. They are copies, which the kernel may change.
-- The dict holds "out" [tokens, heads, head_dim] and "lse" [heads, tokens], and any stage of a pack
-  by its name. Stages that are lists come as a list with an array a document, or as "s.0", "s.1", ...
-- Arrays are numpy arrays or what `numpy.asarray` reads. 8-bit codes and scales are uint8. "out" is
-  bfloat16, its bits as uint16, or float32 that holds bfloat16 values.
+- `dout` [tokens, heads, head_dim], bfloat16, is the gradient of "out". Only a kernel gets it whose
+  parameters name it, or which takes ``**extra``. One that has no backward leaves it alone.
+- The dict holds "out" [tokens, heads, head_dim] and "lse" [heads, tokens], with a backward "dq", "dk"
+  and "dv", shaped like q, k and v, or some of them, and any stage of a pack by its name. Stages that
+  are lists come as a list with an array a document, or as "s.0", "s.1", ...
+- Arrays are numpy arrays or what `numpy.asarray` reads. 8-bit codes and scales are uint8. "out", the
+  gradients and bfloat16 codes are bfloat16, its bits as uint16, or float32 that holds bfloat16 values.
 - `extra` are keywords that only a kernel gets whose parameters name them, or which takes
   ``**extra``: `recipe` (the name), `recipe_json` (the recipe in full), `trace` (names of stages).
 - Whatever a kernel raises is reported as its failure. A kernel that ends the process, by `os._exit`

@@ -30,6 +30,8 @@ class ScaleRule(StrEnum):
     EVEN = "even"
     #: X = 2^ceil(log2 fl(amax fl(1 / max))). torchao RCEIL, Transformer Engine, cuBLASLt.
     RCEIL = "rceil"
+    #: X = 2^ceil(log2(amax / max)), of the exact quotient. cuDNN front end, cvt_amax_to_e8m0_rp.
+    EXACT_RCEIL = "exact_rceil"
 
 
 class NanPolicy(StrEnum):
@@ -55,7 +57,7 @@ class UnderflowPolicy(StrEnum):
 
     #: They are scaled by it like any other.
     KEEP = "keep"
-    #: They become zeros with their signs.
+    #: Numbers become zeros with their signs; a NaN stays NaN.
     FLUSH = "flush"
 
 

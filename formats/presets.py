@@ -35,13 +35,14 @@ CUDNN_MX_E4M3 = BlockFormat(
     name="cudnn-mx-e4m3",
     element=E4M3,
     scale=E8M0,
-    rule=ScaleRule.RCEIL,
+    rule=ScaleRule.EXACT_RCEIL,
     block=(1, 32),
     blocks=((1, 32), (32, 1)),
     nan=NanPolicy.IGNORE,
     infinity=InfinityPolicy.SATURATE,
     underflow=UnderflowPolicy.FLUSH,
-    source="nvidia-cudnn-frontend sdpa/bwd/kernels/sm100/_bprop_mxfp8_common.py, cvt_amax_to_e8m0_rp, for dS",
+    source="nvidia-cudnn-frontend sdpa/bwd/kernels/sm100: cvt_amax_to_e8m0_rp in _bprop_mxfp8_common.py and its"
+    " use for dS in bprop_dkdv_d256_mxfp8.py and bprop_dq_d256_mxfp8.py; CuTe DSL 4.8.1",
     version="1.32.0",
     evidence=Evidence.SOURCE,
 )

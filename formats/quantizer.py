@@ -24,6 +24,7 @@ from flamia_ref.formats.presets import PRESETS
 from flamia_ref.formats.rounding import Overflow, Rounding
 from flamia_ref.formats.scalar import FP32
 
+_MANTISSA = np.uint32(0x7FFFFF)
 _PART = 1 << 18  # elements of a numpy array that are quantized at once
 
 
@@ -140,11 +141,27 @@ def scale_codes(amax: Array, block_format: BlockFormat) -> Array:
             reciprocal = (np.float32(1) / np.float32(element.max)).view(np.uint32)
             d = _float32.multiply(amax, reciprocal)
             codes = encode_bits(d, scale, rounding=Rounding.UP)
+        case ScaleRule.EXACT_RCEIL:
+            codes = _exact_rceil(amax, block_format)
     if block_format.infinity is InfinityPolicy.NAN_BLOCK:
         codes = xp.where(amax == _float32.INFINITY, np.uint8(scale.nan_code), codes)
     if block_format.zero_scale:
         codes = xp.where(amax == 0, np.uint8(block_format.zero_scale), codes)
     return codes
+
+
+def _exact_rceil(amax: Array, block_format: BlockFormat) -> Array:
+    """amax / max rounded up: the difference of their exponents, and 1 if amax has more mantissa."""
+    xp = _backend.namespace(amax)
+    scale = block_format.scale
+    largest = np.float32(block_format.element.max).view(np.uint32)
+    exponent = (amax >> np.uint32(23)).astype(np.int32) - np.int32(block_format.element.emax)
+    more = (amax & _MANTISSA) > (largest & _MANTISSA)
+    # A subnormal amax is below max 2^-127, and its exponent field 0 gives code 0.
+    codes = xp.clip(exponent + more.astype(np.int32), 0, scale.max_code)
+    codes = xp.where(amax == _float32.INFINITY, np.int32(scale.max_code), codes)
+    codes = xp.where(amax > _float32.INFINITY, np.int32(scale.nan_code), codes)
+    return codes.astype(scale.code_dtype)
 
 
 def _element_codes(bits: Array, scales: Array, block_format: BlockFormat) -> Array:

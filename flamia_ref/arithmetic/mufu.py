@@ -16,6 +16,7 @@ import hashlib
 import io
 import lzma
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Context, Decimal
 from importlib import resources
 from types import ModuleType
@@ -81,6 +82,8 @@ def tables(xp: ModuleType, names: tuple[str, ...] = Tables._fields) -> Tables:
         if name not in DIGESTS:
             raise unknown_name("table", name, DIGESTS)
     get = host_table if xp is np else _device_table
+    with ThreadPoolExecutor(len(DIGESTS)) as threads:  # building one is mostly outside the interpreter
+        list(threads.map(host_table, names))
     return Tables(**{name: get(name) for name in names})
 
 
@@ -90,11 +93,13 @@ def host_table(name: str) -> NDArray[np.uint32]:
     table = _REFERENCES[name]()
     differences = np.frombuffer(lzma.decompress(_data(f"{name}.i8.xz")), dtype=np.int8)
     if differences.shape == table.shape:
-        table += differences.astype(np.int32).view(np.uint32)
+        for start in range(0, ENTRIES, _CHUNK):
+            part = differences[start : start + _CHUNK].astype(np.int32)
+            table[start : start + _CHUNK] += part.view(np.uint32)
     if name in _WITH_EXCEPTIONS:
         with np.load(io.BytesIO(_data(f"{name}_exceptions.npz"))) as stored:
             table[stored["index"]] = stored["bits"]
-    digest = hashlib.sha256(table.astype("<u4").data).hexdigest()
+    digest = hashlib.sha256(table.astype("<u4", copy=False).data).hexdigest()
     if digest != DIGESTS[name]:
         raise RuntimeError(
             f"table {name!r} has sha256 {digest[:12]}..., it must be {DIGESTS[name][:12]}...: "
@@ -131,8 +136,11 @@ def _rounded_exp2() -> NDArray[np.uint32]:
 
 def _rounded_reciprocal() -> NDArray[np.uint32]:
     """1/x rounded to nearest at x = 1 + i 2^-23: one IEEE division."""
-    x = np.arange(0x3F800000, 0x40000000, dtype=np.uint32).view(np.float32)
-    return (np.float32(1) / x).view(np.uint32)
+    table = np.arange(0x3F800000, 0x40000000, dtype=np.uint32)
+    for start in range(0, ENTRIES, _CHUNK):
+        x = table[start : start + _CHUNK].view(np.float32)
+        np.divide(np.float32(1), x, out=x)
+    return table
 
 
 def _rounded_log2(scale: float) -> NDArray[np.uint32]:

@@ -14,7 +14,7 @@ import numpy as np
 from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref._errors import Registry, shown, type_of, unknown_name
-from flamia_ref.arithmetic import correct, mufu
+from flamia_ref.arithmetic import correct, mufu, polynomial
 from flamia_ref.arithmetic.mufu import Tables
 from flamia_ref.evidence import Evidence
 
@@ -52,9 +52,14 @@ SPECIAL_MODELS: Mapping[str, SpecialModel] = Registry(
             SpecialModel(
                 name="polynomial3",
                 functions=("exp2",),
-                evidence={"form": Evidence.SOURCE, "special_values": Evidence.SPECIFIED},
-                source="flash-attention 0251105a flash_attn/cute/utils.py ex2_emulation_2 and nvidia-cudnn-frontend"
-                " 1.32.0 frost/tile_dsl/pointwise.py exp2_emul_pair; PTX ISA for max, add.rm and fma with ftz",
+                evidence={
+                    "form": Evidence.SOURCE,
+                    "arithmetic": Evidence.SPECIFIED,
+                    "sm_90": Evidence.MEASURED,
+                },
+                source="nvidia-cudnn-frontend 1.32.0 frost/tile_dsl/pointwise.py exp2_emul_pair and flash-attention "
+                "0251105a flash_attn/cute/utils.py ex2_emulation_2; PTX ISA for max, add.rm, sub and fma with .ftz; "
+                "the same instructions, unpacked, on an NVIDIA H200 (sm_90, CUDA 13.0), all 4294967296 inputs",
             ),
             SpecialModel(
                 name="correct",
@@ -76,8 +81,9 @@ def exp2(x: Array, model: str) -> Array:
     """2^x.
 
     x: float32, any shape, numpy or JAX. model: "mufu.sm90" (subnormal inputs count as zeros, below
-    -126 the result is 0) or "correct" (rounded to nearest even, subnormal results kept). Returns
-    float32 of x's shape and library; every NaN is 0x7fffffff.
+    -126 the result is 0), "polynomial3" (as attention kernels emulate it: within 8.77e-5 of 2^x,
+    relative, in [-126, 128); 0 for NaN; not 2^x from 128 on) or "correct" (rounded to nearest even, subnormal
+    results kept). Returns float32 of x's shape and library; every NaN is 0x7fffffff.
 
     Under a caller's own `jax.jit` the tables of "mufu.sm90" are constants of the caller's program.
 
@@ -123,6 +129,7 @@ Rule = Callable[[Array, Tables], Array]
 
 _RULES: dict[tuple[str, str], tuple[Rule, tuple[str, ...]]] = {
     ("exp2", "mufu.sm90"): (mufu.exp2_bits, mufu.EX2),
+    ("exp2", "polynomial3"): (lambda x, tables: polynomial.exp2_bits(x), ()),
     ("exp2", "correct"): (lambda x, tables: correct.exp2_bits(x), ()),
     ("log2", "mufu.sm90"): (mufu.log2_bits, mufu.LG2),
     ("reciprocal", "mufu.sm90"): (mufu.reciprocal_bits, mufu.RCP),

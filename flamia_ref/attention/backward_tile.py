@@ -61,8 +61,11 @@ class Accumulators(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Which pairs are computed: `key_start` [tiles], `last` [tiles, rows], `skipped` [tiles] and `guarded` [tiles,
-    rows / 32] as in the forward; `opens` and `closes` [tiles]: the first and the last of the pairs of one partial sum."""
+    """Which pairs are computed.
+
+    `key_start` [tiles], `last` [tiles, rows], `skipped` [tiles] and `guarded` [tiles, rows / 32] as in the forward;
+    `opens` and `closes` [tiles]: the first and the last of the pairs of one partial sum.
+    """
 
     key_start: Array
     last: Array
@@ -111,7 +114,8 @@ def prologue(dout: Array, out: Array, lse: Array, tables: Tables, *, recipe: Rec
         rest = special.exp2_bits(_float32.subtract(base, scaled), tables, model=recipe.softmax.exp2)
         dout = _float32.multiply(dout, rest[:, None])
         dout = xp.where(dead[:, None], np.uint32(0), dout)
-    return Prologue(dout, base, _delta(dout, out, recipe.gradient.delta), dead)
+    delta = xp.where(dead, np.uint32(0), _delta(dout, out, recipe.gradient.delta))
+    return Prologue(dout, base, delta, dead)
 
 
 def _delta(dout: Array, out: Array, order: DeltaSum) -> Array:

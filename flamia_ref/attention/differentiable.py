@@ -33,8 +33,8 @@ def attention(
     """out [tokens, heads, head_dim] of `attention.forward`, in the dtype of `q`, differentiable in q, k and v.
 
     Under JAX the gradient is `attention.backward` of the same recipe, in the dtypes of q, k and v; a float32 cotangent
-    is rounded to the recipe's input format as any input. Arguments and errors are those of `forward`. numpy arrays give a
-    numpy array. Only first derivatives exist.
+    is rounded to the recipe's input format as any input. Arguments and errors are those of `forward`. numpy arrays give
+    a numpy array. Only first derivatives exist.
     """
 
     def run(q: Array, k: Array, v: Array) -> Forward:

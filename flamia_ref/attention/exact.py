@@ -283,9 +283,7 @@ class _Run:
         out = over_seen(np.where(cut, 0, z), self.v.values[key], part.seen & ~cut)
         if cut.any():
             out = out + over_seen(np.where(cut, z, 0), self.v.inputs[key], part.seen & cut)
-        # "log2_fma" leaves the offset of P in lse, as its formula does.
-        offset = 0 if knobs.lse == "log2_fma" else knobs.p_offset
-        lse = np.where(dead, -np.inf, (last - offset + np.log2(total)) / _LOG2_E)
+        lse = np.where(dead, -np.inf, (last - knobs.p_offset + np.log2(total)) / _LOG2_E)
         return _Rows(t, w, z, total, out / total, lse[:, 0], gain)
 
     def _weights(self, p: Values) -> Values:

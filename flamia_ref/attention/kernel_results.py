@@ -10,14 +10,16 @@ import numpy as np
 from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref.attention import inputs
+from flamia_ref.attention.recipe import Operand
+from flamia_ref.formats import PRESETS
 from flamia_ref.packing import Documents
 
-# How far S may be from the exact product of the inputs, of the sum of its terms' magnitudes: both operands lose up to
-# an eighth to e4m3, where the largest of a block saturates.
-_SCORE_ERROR = 0.3
+# Of lse, and of S relative to its terms: for what is no operand's rounding.
 _SCORE_MARGIN = 0.05
-# How far out may pass the largest value: P and V round by a sixteenth each, and P's sum with them.
-_OUT_ERROR = 1.5
+# How far out may pass the largest value: a P of half its format's smallest number doubles, and V rounds.
+_OUT_ERROR = 4.0
+# Below this, relative to float32's range, a block may be flushed whole: the scale's code is 0.
+_FLUSHED = 2.0**-117
 
 
 class KernelResults(NamedTuple):
@@ -135,30 +137,60 @@ def _check_pair(out_bits: Array, lse: Array) -> None:
 
 
 def _check_belonging(bits: dict[str, Array], out: Array, lse: Array, forward: Any) -> None:
-    """Refuse an lse below a query's score with its own key, which it always sees, and an out beyond every value."""
+    """Refuse an lse below a query's score with its own key, which it always sees, and an out beyond every value.
+
+    What quantization may take away is allowed for: a block keeps nothing far below its largest value, and a block
+    reaches no further than its document. So nothing is refused that the recipe itself gives.
+    """
     q, k, v = (_backend.from_bits(_backend.host(bits[name]), np.float32) for name in "qkv")
+    group = q.shape[1] // k.shape[1]
     with np.errstate(all="ignore"):
-        group = q.shape[1] // k.shape[1]
-        own_keys = np.repeat(k, group, axis=1).astype(np.float64)
-        terms = q.astype(np.float64) * own_keys * forward.softmax_scale
-        margin = _SCORE_ERROR * np.abs(terms).sum(axis=2) + _SCORE_MARGIN
-        least = (terms.sum(axis=2) - margin).T
-        low = np.isfinite(lse) & (lse < least)
-        if low.any():
-            head, token = (int(x[0]) for x in np.nonzero(low))
-            raise ValueError(
-                f"lse of head {head}, token {token} is {lse[head, token]:.6g}, but the query's own key alone gives"
-                f" {terms.sum(axis=2)[token, head]:.6g}; is it negated, or of other inputs?"
-            )
-        for index, document in enumerate(forward.documents):
+        for document in forward.documents:
             if document.stop == document.start:
                 continue
-            most = np.repeat(np.abs(v[document]).max(axis=(0, 2)), group)
-            far = np.abs(out[document]).max(axis=2) > _OUT_ERROR * most
+            own_keys = np.repeat(k[document], group, axis=1)
+            score, error = _own_score(q[document], own_keys, forward)
+            given = lse[:, document].T
+            low = np.isfinite(given) & (given < score - error)
+            if low.any():
+                token, head = (int(x[0]) for x in np.nonzero(low))
+                raise ValueError(
+                    f"lse of head {head}, token {document.start + token} is {given[token, head]:.6g}, but the query's"
+                    f" own key alone gives {score[token, head]:.6g}; is it negated, or of other inputs?"
+                )
+            most = np.repeat(np.abs(v[document]).max(axis=(0, 2)), group).astype(np.float64)
+            largest = np.abs(out[document]).max(axis=2)
+            far = np.isfinite(largest) & (largest > _OUT_ERROR * most)
             if far.any():
                 token, head = (int(x[0]) for x in np.nonzero(far))
-                reach = np.abs(out[document][token, head]).max()
                 raise ValueError(
-                    f"out of document {index}, token {token}, head {head} reaches {reach:.6g}, but v there"
-                    f" {most[head]:.6g}; does it belong to these inputs?"
+                    f"out of token {document.start + token}, head {head} reaches {largest[token, head]:.6g}, but v in"
+                    f" its document {most[head]:.6g}; does it belong to these inputs?"
                 )
+
+
+def _own_score(q: Array, own_keys: Array, forward: Any) -> tuple[Array, Array]:
+    """softmax_scale times each query's product with its own key [tokens, heads], and how far S may be from it."""
+    q, own_keys = (x.astype(np.float64) for x in (q, own_keys))
+    score = (q * own_keys).sum(axis=2)
+    terms = np.abs(q * own_keys).sum(axis=2)
+    q_error, k_error = (
+        _operand_error(np.abs(x), operand)
+        for x, operand in ((q, forward.recipe.s.left), (own_keys, forward.recipe.s.right))
+    )
+    error = (np.abs(q) * k_error + q_error * np.abs(own_keys) + q_error * k_error).sum(axis=2)
+    error = error + _SCORE_MARGIN * terms
+    return score * forward.softmax_scale, error * forward.softmax_scale + _SCORE_MARGIN
+
+
+def _operand_error(magnitude: Array, operand: Operand) -> Array | float:
+    """How far a code of an operand [tokens, heads, channels] of one document may be from its value."""
+    if operand.format not in PRESETS:
+        return 0.0
+    element = PRESETS[operand.format].element
+    saturated = 1 - element.max / 2.0 ** (element.emax + 1)
+    relative = max(saturated, 2.0 ** -(element.mantissa_bits + 1))
+    # A scale is at most twice the block's largest value over 2^emax.
+    smallest = element.smallest * 2.0**-element.emax
+    largest = magnitude.max(axis=(0, 2), keepdims=True)
+    return relative * magnitude + smallest * largest + _FLUSHED

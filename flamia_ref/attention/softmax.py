@@ -75,12 +75,15 @@ def split(s: Array, score_factor: Array, tables: Tables, softmax: Softmax) -> tu
     return n, special.exp2_bits(x, tables, model=softmax.exp2)
 
 
-def raised(e: Array, n: Array, base: Array) -> Array:
-    """E 2^(n - base): 0 where n is -inf, NaN where n or base is. The difference is exact wherever the shift matters."""
+def raised(e: Array, n: Array, base: Array, offset: int = 0) -> Array:
+    """E 2^(n - base + offset): 0 where n is -inf or the base +inf, NaN where n or base is.
+
+    n - base is exact wherever the shift matters; base - offset need not be.
+    """
     xp = _backend.namespace(e, n, base)
-    difference = _float32.subtract(n, base)
-    p = _float32.shift(e, _float32.to_int32(difference))
-    p = xp.where(n == NEGATIVE_INFINITY, np.uint32(0), p)
+    difference = _float32.to_int32(_float32.subtract(n, base))
+    p = _float32.shift(e, difference + np.int32(offset))
+    p = xp.where((n == NEGATIVE_INFINITY) | (base == _float32.INFINITY), np.uint32(0), p)
     return xp.where(_float32.is_nan(n) | _float32.is_nan(base), _float32.NAN, p)
 
 
@@ -96,10 +99,7 @@ def _integer_max(
     n, e = split(s, score_factor, tables, softmax)
     largest = _float32.max_along(xp.where(visible, n, NEGATIVE_INFINITY), axis=2)
     new = _float32.maximum(row_max, largest)
-    base = new
-    if softmax.p_offset:
-        base = _float32.subtract(new, _integer(softmax.p_offset))
-    p = xp.where(visible, raised(e, n, base[:, :, None]), np.uint32(0))
+    p = xp.where(visible, raised(e, n, new[:, :, None], softmax.p_offset), np.uint32(0))
     rescale = _float32.to_int32(_float32.subtract(row_max, new))
     return Probabilities(p, new, rescale)
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from flamia_ref import kernels
 from flamia_ref._errors import line, shown, unknown_name
-from flamia_ref.golden.dataflow import STAGES, TRACE
 from flamia_ref.golden.files import Stored, read_plain, tensors_from_bytes
 from flamia_ref.golden.pack import Case, Pack
 
@@ -108,9 +107,10 @@ def from_kernel(cases: Mapping[str, Case], kernel: kernels.Kernel) -> Results:
             cu_seqlens=inputs["cu_seqlens"],
             causal=case.spec.causal,
             softmax_scale=case.spec.softmax_scale,
+            dout=inputs["dout"],
             recipe=case.entry.recipe,
             recipe_json=json.dumps(dict(case.recipe.recipe), sort_keys=True),
-            trace=tuple(stage for stage in TRACE if stage in _stages(case)),
+            trace=_traced(case),
         )
         return stored(results, case)
 
@@ -177,7 +177,8 @@ def stored(results: Any, case: Case) -> dict[str, Stored]:
 
 def _by_document(name: str, value: Any, case: Case) -> list[tuple[str, Any]]:
     """Return a result under the name, or the names, that it has in the pack."""
-    if name not in STAGES or not STAGES[name].per_document:
+    stages = case.recipe.dataflow.stages
+    if name not in stages or not stages[name].per_document:
         return [(name, value)]
     documents = len(case.spec.lengths)
     if not isinstance(value, list | tuple) or len(value) != documents:
@@ -199,8 +200,11 @@ def _array(value: Any, name: str, case: Case) -> Stored:
     return Stored(dtype=dtype, array=array)
 
 
-def _stages(case: Case) -> set[str]:
-    return {place.stage.name for place in case.places.values()}
+def _traced(case: Case) -> tuple[str, ...]:
+    """Return the stages of both passes that the pack holds of a case."""
+    flow, held = case.recipe.dataflow, {place.stage.name for place in case.places.values()}
+    names = (*flow.trace(backward=False), *flow.trace(backward=True))
+    return tuple(name for name in names if name in held)
 
 
 def cases_of(pack: Pack | Case) -> dict[str, Case]:

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flamia_ref.formats import decode
-from flamia_ref.golden.dataflow import Place, View
 from flamia_ref.golden.files import Stored, Tensor
+from flamia_ref.golden.stage import Place, View
 from flamia_ref.report.model import Status
 
 Bools = npt.NDArray[np.bool_]

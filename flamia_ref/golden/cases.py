@@ -134,10 +134,10 @@ class CaseSpec:
         return self.heads * sum(length * length for length in self.lengths)
 
     def inputs(self) -> dict[str, U16]:
-        """Make q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim]: bfloat16 bits."""
+        """Make q, dout [tokens, heads, head_dim] and k, v [tokens, kv_heads, head_dim]: bfloat16 bits."""
         made = {}
-        for tensor in ("q", "k", "v"):
-            heads = self.heads if tensor == "q" else self.kv_heads
+        for tensor in TENSORS:
+            heads = self.heads if tensor in ("q", "dout") else self.kv_heads
             shape = (self.tokens, heads, self.head_dim)
             if self.distribution is Distribution.RECORDED:
                 bits = _recorded()[tensor].copy()
@@ -162,4 +162,4 @@ class CaseSpec:
 def _recorded() -> dict[str, U16]:
     data = resources.files("flamia_ref.golden") / "data" / "smollm2-layer14.safetensors"
     stored = tensors_from_bytes(data.read_bytes(), source="smollm2-layer14.safetensors")
-    return {name: np.asarray(stored[name].array, np.uint16) for name in ("q", "k", "v")}
+    return {name: np.asarray(stored[name].array, np.uint16) for name in TENSORS}

@@ -10,13 +10,16 @@ import numpy as np
 from flamia_ref._errors import shown, unknown_name
 from flamia_ref.golden.actual import Given, Results, cases_of, from_arrays, from_kernel, from_path
 from flamia_ref.golden.bitwise import Aligned, align
-from flamia_ref.golden.dataflow import OUTPUTS, Role, suspects, visible_pairs
+from flamia_ref.golden.dataflow import OUTPUTS, visible_pairs
 from flamia_ref.golden.diagnosis import difference
 from flamia_ref.golden.pack import Case, Pack, load
 from flamia_ref.golden.recipes import provenance
+from flamia_ref.golden.stage import Role
 from flamia_ref.report.model import CaseResult, Report, Status, TensorResult
 
 Progress = Callable[[int, int, str], None]  # cases done, cases in all, the name of the next one
+_FORWARD_ONLY = "forward only: nothing of the backward was given"
+
 Actual = str | os.PathLike[str] | Callable[..., Any] | Mapping[str, Mapping[str, Any]] | Pack | Case
 
 
@@ -28,8 +31,9 @@ def check(
     `pack` is a pack, one case, or the folder of a pack. `actual` is a kernel (see
     `flamia_ref.kernels`), a folder of ``CASE.safetensors``, one such file, or a mapping of case
     names to dicts like those that kernels return. Every tensor that is given is compared, in the
-    order of the dataflow. A case passes where all of them are equal bit for bit and both outputs
-    are among them; nothing else passes.
+    order of the dataflow. A case passes where all of them are equal bit for bit and out and lse are
+    among them; nothing else passes. A kernel need not have a backward: the report says where nothing
+    of it, or not all of it, was given.
 
     Raises ValueError or TypeError for a damaged pack, for results without any stage or output, for
     results that are the pack itself, and where the kernel fails.
@@ -119,7 +123,10 @@ def _compared(case: Case, given: Given) -> CaseResult:
         tensors=tuple(results),
         not_given=_not_given(case, given),
         departs=None if departed is None else departed.stage,
-        suspects=() if departed is None else suspects(departed.stage, _whole(case, given)),
+        suspects=()
+        if departed is None
+        else case.recipe.dataflow.suspects(departed.stage, _whole(case, given)),
+        note="" if _has_backward(case, given) else _FORWARD_ONLY,
     )
 
 
@@ -130,16 +137,25 @@ def _whole(case: Case, given: Given) -> frozenset[str]:
     return frozenset({stage.parents[0] if stage.tiled else stage.name for stage in whole})
 
 
+def _has_backward(case: Case, given: Given) -> bool:
+    """Return whether anything of the backward was given."""
+    return any(name in case.places and case.places[name].stage.backward for name in given)
+
+
 def _not_given(case: Case, given: Given) -> tuple[str, ...]:
     """Return the stages that were not given, by the names of their tensors where some were.
 
-    Not outputs, which every kernel gives, nor tiled scales, which are another form of a stage.
+    Not out and lse, which every kernel gives, nor tiled scales, which are another form of a stage,
+    nor the backward where nothing of it was given.
     """
     some = {case.places[name].stage.name for name in given if name in case.places}
+    backward = _has_backward(case, given)
     left = []
     for name, place in case.places.items():
-        if name not in given and place.stage.role is Role.STAGE and not place.stage.tiled:
-            left.append(name if place.stage.name in some else place.stage.name)
+        stage = place.stage
+        expected = backward if stage.backward else stage.role is Role.STAGE
+        if name not in given and expected and not stage.tiled:
+            left.append(name if stage.name in some else stage.name)
     return tuple(dict.fromkeys(left))
 
 

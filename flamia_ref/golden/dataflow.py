@@ -1,239 +1,196 @@
-"""The tensors of a pack as a graph: what each holds, its shape, and what it is computed from.
+"""The tensors of a pack as a graph that follows from the recipe: what there is, in which order.
 
 The order is that of the dataflow, and the check compares in it: the first stage that departs is
 where a kernel goes wrong. A scale comes before the codes that are encoded with it.
 
-A stage that is a list with an array for each document (s, p and what is made of p) is stored as
-one tensor a document, its name followed by ``.0``, ``.1``, ... An array of an empty document has
-no elements, and is stored too.
+A stage that is a list with an array for each document (s, p, ds and what is made of pairs) is
+stored as one tensor a document, its name followed by ``.0``, ``.1``, ... An array of an empty
+document has no elements, and is stored too.
 """
 
-import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from types import MappingProxyType
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from flamia_ref._errors import Registry
 from flamia_ref.golden.cases import CaseSpec
+from flamia_ref.golden.copies import HEADS, Copy, copies
+from flamia_ref.golden.stage import Place, Role, Stage, View
 
-SCALE_ROWS = 128  # rows of a tile of scales
-BLOCK = 32  # elements that share a scale in an MMA
+if TYPE_CHECKING:
+    from flamia_ref.attention import Product, Recipe
 
-
-class View(StrEnum):
-    """What the stored bits of a tensor mean, by the name that safetensors has for it."""
-
-    F8_E4M3 = "F8_E4M3"
-    F8_E8M0 = "F8_E8M0"
-    BF16 = "BF16"
-    F32 = "F32"
-    I32 = "I32"
-
-    @property
-    def storage(self) -> str:
-        """The name of the dtype on disk: unsigned integers for what numpy has not."""
-        return _STORAGE.get(self.value, self.value)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The numpy type of the stored tensor."""
-        return np.dtype({"U8": "u1", "U16": "u2", "F32": "f4", "I32": "i4"}[self.storage])
-
-
-_STORAGE = {"F8_E4M3": "U8", "F8_E8M0": "U8", "BF16": "U16"}
-
-
-class Role(StrEnum):
-    """What a tensor is for whoever checks a kernel."""
-
-    INPUT = "input"
-    STAGE = "stage"
-    OUTPUT = "output"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
-    """A step of the dataflow.
-
-    `axes` name the dimensions (see `shape`). `parents` are the stages it is computed from.
-    `scales` names the stage that holds the scales of these codes. `masked_optional`: a kernel may
-    skip masked pairs; zero, -infinity or NaN there says that it did.
-    """
-
-    name: str
-    view: View
-    axes: tuple[str, ...]
-    parents: tuple[str, ...] = ()
-    role: Role = Role.STAGE
-    scales: str | None = None
-    masked_optional: bool = False
-
-    @property
-    def per_document(self) -> bool:
-        """Whether the stage is a list with one array a document."""
-        return not {"tokens", "starts"} & set(self.axes)
-
-    @property
-    def tiled(self) -> bool:
-        """Whether the tensor is scales in the 128x4 order that kernels load."""
-        return "row_tiles" in self.axes
-
-    @property
-    def layout(self) -> str:
-        """The order of the elements in memory, in words."""
-        order = f"row-major [{', '.join(self.axes)}]"
-        return f"{order}, scales of 128x4 tiles, padding 0" if self.tiled else order
-
-    def shape(self, case: CaseSpec, document: int | None) -> tuple[int, ...]:
-        """Return the shape in a case: of one document's array where the stage is a list."""
-        rows = 0 if document is None else case.lengths[document]
-        blocks = case.head_dim // BLOCK
-        sizes = {
-            "tokens": case.tokens,
-            "starts": len(case.lengths) + 1,
-            "heads": case.heads,
-            "kv_heads": case.kv_heads,
-            "head_dim": case.head_dim,
-            "one": 1,
-            "queries": rows,
-            "keys": rows,
-            "key_blocks": -(-rows // BLOCK),
-            "row_tiles": -(-rows // SCALE_ROWS),
-            "column_tiles": -(-blocks // 4),
-            "bytes": 512,
-        }
-        return tuple(sizes[axis] for axis in self.axes)
-
-
-def _operand(tensor: str, heads: str) -> tuple[Stage, ...]:
-    scales, codes = f"{tensor}.scales", f"{tensor}.codes"
-    return (
-        Stage(
-            name=scales,
-            view=View.F8_E8M0,
-            axes=("tokens", heads, "one"),
-            parents=(tensor,),
-        ),
-        Stage(
-            name=f"{scales}.tiled",
-            view=View.F8_E8M0,
-            axes=(heads, "row_tiles", "column_tiles", "bytes"),
-            parents=(scales,),
-        ),
-        Stage(
-            name=codes,
-            view=View.F8_E4M3,
-            axes=("tokens", heads, "head_dim"),
-            parents=(tensor, scales),
-            scales=scales,
-        ),
-    )
-
-
-def _input(name: str, view: View, *axes: str) -> Stage:
-    return Stage(name=name, view=view, axes=axes, role=Role.INPUT)
-
+INPUTS = ("cu_seqlens", "q", "k", "v", "dout")
+OUTPUTS = ("out", "lse")
+"""What every kernel gives."""
+GRADIENTS = ("dq", "dk", "dv")
+"""What a kernel that has a backward gives."""
 
 _PAIRS = ("heads", "queries", "keys")
-
-STAGES = MappingProxyType(
-    {
-        stage.name: stage
-        for stage in (
-            _input("cu_seqlens", View.I32, "starts"),
-            _input("q", View.BF16, "tokens", "heads", "head_dim"),
-            _input("k", View.BF16, "tokens", "kv_heads", "head_dim"),
-            _input("v", View.BF16, "tokens", "kv_heads", "head_dim"),
-            *_operand("q", "heads"),
-            *_operand("k", "kv_heads"),
-            *_operand("v", "kv_heads"),
-            Stage(
-                name="s",
-                view=View.F32,
-                axes=_PAIRS,
-                parents=("q.scales", "q.codes", "k.scales", "k.codes"),
-                masked_optional=True,
-            ),
-            Stage(name="row_max", view=View.F32, axes=("heads", "tokens"), parents=("s",)),
-            Stage(name="p", view=View.F32, axes=_PAIRS, parents=("s", "row_max")),
-            Stage(
-                name="p.o.scales",
-                view=View.F8_E8M0,
-                axes=("heads", "queries", "key_blocks"),
-                parents=("p", "v.scales"),
-            ),
-            Stage(
-                name="p.o.codes",
-                view=View.F8_E4M3,
-                axes=_PAIRS,
-                parents=("p", "v.scales", "p.o.scales"),
-                scales="p.o.scales",
-            ),
-            Stage(
-                name="row_sum", view=View.F32, axes=("heads", "tokens"), parents=("p", "row_max")
-            ),
-            Stage(
-                name="o",
-                view=View.F32,
-                axes=("tokens", "heads", "head_dim"),
-                parents=("p.o.scales", "p.o.codes", "v.codes", "row_max", "row_sum"),
-            ),
-            Stage(
-                name="out",
-                view=View.BF16,
-                axes=("tokens", "heads", "head_dim"),
-                parents=("o",),
-                role=Role.OUTPUT,
-            ),
-            Stage(
-                name="lse",
-                view=View.F32,
-                axes=("heads", "tokens"),
-                parents=("row_max", "row_sum"),
-                role=Role.OUTPUT,
-            ),
-        )
-    }
-)
-
-INPUTS = tuple(name for name, stage in STAGES.items() if stage.role is Role.INPUT)
-OUTPUTS = tuple(name for name, stage in STAGES.items() if stage.role is Role.OUTPUT)
-
-# What a trace is asked for: all that the simulator names. Tiled scales are a layout of another stage.
-TRACE = tuple(
-    name for name, stage in STAGES.items() if stage.role is Role.STAGE and not stage.tiled
-)
+_ROWS = ("heads", "tokens")
+_QUERIES = ("tokens", "heads", "head_dim")
+_KEYS = ("tokens", "kv_heads", "head_dim")
+_PRODUCTS = ("s", "o", "dp", "dv", "dq", "dk")
+_EPILOGUE = {"o": ("row_max", "row_sum")}  # what a product takes beside its operands
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """A tensor of a case: its stage and, where the stage is a list, its document."""
+class Dataflow:
+    """The stages of a recipe by name, inputs and outputs among them, in the order of the dataflow."""
 
-    name: str
-    stage: Stage
-    document: int | None
-    shape: tuple[int, ...]
+    stages: Mapping[str, Stage]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the stored tensor."""
-        return math.prod(self.shape) * self.stage.view.dtype.itemsize
+    def trace(self, *, backward: bool) -> tuple[str, ...]:
+        """Return what a pass of the simulator is asked to trace. Tiled scales are another's layout."""
+        return tuple(
+            name
+            for name, stage in self.stages.items()
+            if stage.role is Role.STAGE and not stage.tiled and stage.backward == backward
+        )
+
+    def places(self, case: CaseSpec) -> dict[str, Place]:
+        """Return every tensor that a pack can hold of a case, by name."""
+        found = {}
+        for stage in self.stages.values():
+            documents = range(len(case.lengths)) if stage.per_document else (None,)
+            for document in documents:
+                name = stage.name if document is None else f"{stage.name}.{document}"
+                shape = stage.shape(case, document)
+                found[name] = Place(name=name, stage=stage, document=document, shape=shape)
+        return found
+
+    def suspects(self, stage: str, given: frozenset[str]) -> tuple[str, ...]:
+        """Return the stages before `stage` that were not given, and that lead to it without passing one.
+
+        Where there are any, naming `stage` as the culprit is an inference. Inputs, and tiled
+        scales, are no suspects.
+        """
+        found: set[str] = set()
+        waiting = list(self.stages[stage].parents)
+        while waiting:
+            name = waiting.pop()
+            if name in found or name in given or self.stages[name].role is Role.INPUT:
+                continue
+            found.add(name)
+            waiting.extend(self.stages[name].parents)
+        return tuple(name for name in self.stages if name in found)
 
 
-def places(case: CaseSpec) -> dict[str, Place]:
-    """Return every tensor that a pack can hold of a case, by name, in the order of the dataflow."""
-    found = {}
-    for stage in STAGES.values():
-        documents = range(len(case.lengths)) if stage.per_document else (None,)
-        for document in documents:
-            name = stage.name if document is None else f"{stage.name}.{document}"
-            found[name] = Place(
-                name=name, stage=stage, document=document, shape=stage.shape(case, document)
+@cache
+def dataflow(recipe: "Recipe") -> Dataflow:
+    """Return the dataflow of a recipe.
+
+    Raises ValueError for a recipe whose operands packs cannot hold.
+    """
+    if (recipe.input, recipe.output) != ("bf16", "bf16"):
+        raise ValueError(
+            f"recipe {recipe.name!r} has input {recipe.input} and output {recipe.output}; packs hold bf16"
+        )
+    stages = _Builder(recipe).stages()
+    return Dataflow(stages=Registry("stage", ((stage.name, stage) for stage in stages)))
+
+
+class _Builder:
+    def __init__(self, recipe: "Recipe") -> None:
+        self.recipe = recipe
+        self.copies = copies(recipe)
+
+    def stages(self) -> Iterator[Stage]:
+        yield Stage(name="cu_seqlens", view=View.I32, axes=("starts",), role=Role.INPUT)
+        for name in INPUTS[1:]:
+            axes = _KEYS if name in ("k", "v") else _QUERIES
+            yield Stage(name=name, view=View.BF16, axes=axes, role=Role.INPUT)
+        yield from self._operands(backward=False)
+        yield self._float("s", _PAIRS, self._taken("s"), masked_optional=True)
+        yield self._float("row_max", _ROWS, ("s",))
+        yield self._float("p", _PAIRS, ("s", "row_max"))
+        yield from self._codes("p.o")
+        yield self._float("row_sum", _ROWS, ("p", "row_max"))
+        yield self._float("o", _QUERIES, self._taken("o"))
+        yield Stage(name="out", view=View.BF16, axes=_QUERIES, parents=("o",), role=Role.OUTPUT)
+        yield self._float("lse", _ROWS, ("row_max", "row_sum"), role=Role.OUTPUT)
+        yield from self._operands(backward=True)
+        yield self._float("delta", _ROWS, (*self._values("do"), "out"), backward=True)
+        yield self._float("dp", _PAIRS, self._taken("dp"), masked_optional=True, backward=True)
+        yield self._float("p.dv", _PAIRS, ("s", "lse"), backward=True)
+        yield from self._codes("p.dv")
+        yield self._float("ds", _PAIRS, ("p.dv", "dp", "delta"), backward=True)
+        yield from self._codes("ds", "ds.dq", "ds.dk")
+        for name in GRADIENTS:
+            yield Stage(
+                name=name,
+                view=View.BF16,
+                axes=_QUERIES if name == "dq" else _KEYS,
+                parents=self._taken(name),
+                role=Role.OUTPUT,
+                backward=True,
             )
-    return found
+
+    @staticmethod
+    def _float(
+        name: str,
+        axes: tuple[str, ...],
+        parents: tuple[str, ...],
+        *,
+        role: Role = Role.STAGE,
+        masked_optional: bool = False,
+        backward: bool = False,
+    ) -> Stage:
+        return Stage(
+            name=name,
+            view=View.F32,
+            axes=axes,
+            parents=parents,
+            role=role,
+            masked_optional=masked_optional,
+            backward=backward,
+        )
+
+    def _operands(self, *, backward: bool) -> Iterator[Stage]:
+        """Yield the codes of q, k, v and do that a pass makes."""
+        for tensor in HEADS:
+            for copy in self.copies:
+                if (copy.tensor, copy.backward) == (tensor, backward):
+                    yield from copy.stages(self._values(tensor))
+
+    def _codes(self, *names: str) -> Iterator[Stage]:
+        """Yield the codes of pairs, by the names that their copies may have."""
+        for copy in self.copies:
+            if copy.name in names:
+                values = "p" if copy.name == "p.o" else "p.dv" if copy.tensor == "p" else "ds"
+                yield from copy.stages((values, *self._folded_into(copy)))
+
+    def _values(self, tensor: str, product: str = "") -> tuple[str, ...]:
+        """Return the stages that hold the values of a tensor before they are codes."""
+        if tensor != "do":
+            return ("p.dv" if (tensor, product) == ("p", "dv") else tensor,)
+        folds = self.recipe.gradient.normalisation == "fold_into_dout"
+        return ("dout", "lse") if folds else ("dout",)
+
+    def _folded_into(self, copy: Copy) -> Iterator[str]:
+        """Yield the scales that the values of pairs take before they become codes."""
+        for other in self.copies:
+            for product in other.folded:
+                if product in copy.products:
+                    yield other.scales
+
+    def _taken(self, name: str) -> tuple[str, ...]:
+        """Return what a product is computed from."""
+        product: Product = getattr(self.recipe, name)
+        taken: list[str] = []
+        for use, _ in self.recipe.uses():
+            of_product, tensor = use.split(".")
+            if of_product != name:
+                continue
+            copy = next(one for one in self.copies if one.tensor == tensor and name in one.products)
+            taken += copy.read_by(name)
+            if product.guarded or not copy.coded:
+                taken += self._values(tensor, name)
+        return tuple(dict.fromkeys((*taken, *_EPILOGUE.get(name, ()))))
 
 
 def visible_pairs(case: CaseSpec, place: Place) -> npt.NDArray[np.bool_]:
@@ -241,19 +198,3 @@ def visible_pairs(case: CaseSpec, place: Place) -> npt.NDArray[np.bool_]:
     queries, keys = place.shape[-2:]
     pairs = np.ones((queries, keys), bool)
     return np.tril(pairs) if case.causal else pairs
-
-
-def suspects(stage: str, given: frozenset[str]) -> tuple[str, ...]:
-    """Return the stages before `stage` that were not given, and that lead to it without passing one.
-
-    Where there are any, naming `stage` as the culprit is an inference. Inputs, and tiled scales,
-    are no suspects.
-    """
-    found: set[str] = set()
-    waiting = list(STAGES[stage].parents)
-    while waiting:
-        name = waiting.pop()
-        if name not in found and name not in given and STAGES[name].role is Role.STAGE:
-            found.add(name)
-            waiting.extend(STAGES[name].parents)
-    return tuple(name for name in STAGES if name in found)

@@ -6,12 +6,13 @@ import numpy as np
 
 from flamia_ref.golden.bitwise import Aligned, as_text
 from flamia_ref.golden.cases import CaseSpec
-from flamia_ref.golden.dataflow import BLOCK, Place, View
 from flamia_ref.golden.files import Tensor
 from flamia_ref.golden.pack import Case
+from flamia_ref.golden.stage import BLOCK, TILE_COLUMNS, TILE_ROWS, Place, Stage, View, blocks
 from flamia_ref.report.model import Bits, Difference, Pair
 
 Index = tuple[int, ...]
+At = Mapping[str, int]  # an index by the names of the axes
 Where = dict[str, int | str]
 
 
@@ -21,14 +22,17 @@ def difference(case: Case, name: str, index: Index, aligned: Mapping[str, Aligne
     `aligned` holds by name every tensor that was given and could be compared, this one among them.
     """
     place = case.places[name]
+    stage = place.stage
     scale = code = None
-    base = place.stage.name.removesuffix(".tiled")
-    if place.stage.scales is not None:
-        scale = _pair(case, _named(place.stage.scales, place), _scale_of(place, index), aligned)
-    elif base.endswith(".scales"):
-        under = _code_under(case.spec, place, index)
-        codes = _named(f"{base.removesuffix('.scales')}.codes", place)
-        code = None if under is None else _pair(case, codes, under, aligned)
+    if stage.scales is not None:
+        scales = case.recipe.dataflow.stages[stage.scales]
+        at = _scale_of(case.spec, dict(zip(stage.axes, index, strict=True)), scales)
+        scale = _pair(case, _named(stage.scales, place), at, aligned)
+    elif stage.view is View.F8_E8M0:
+        source = stage.parents[0] if stage.tiled else stage.name
+        codes = f"{source.removesuffix('.scales')}.codes"
+        under = _code_under(case, place, index)
+        code = None if under is None else _pair(case, _named(codes, place), under, aligned)
     one = aligned[name]
     return Difference(
         where=coordinates(case, place, index),
@@ -44,69 +48,130 @@ def difference(case: Case, name: str, index: Index, aligned: Mapping[str, Aligne
 def coordinates(case: Case, place: Place, index: Index) -> Where:
     """Return the place of an element in words: document, head, token, tile, block, element.
 
-    `token` counts over all documents, `query` and `key` within the document. Tiles, which are those
-    of the recipe, and blocks of 32 start at the document.
+    `token` counts over all documents, `position`, `query` and `key` within the document. Tiles,
+    which are those of the recipe, and blocks of 32 start at the document. `block` is one of channels,
+    or of keys; `token block` and `query block` are named where the scale is that of such a block.
     """
     spec = case.spec
     at = dict(zip(place.stage.axes, index, strict=True))
     if "starts" in at:
         return {"entry": at["starts"]}
-    found: Where = {}
-    document = place.document
     if place.stage.tiled:
         return _tiled(case, place, at)
-    if document is None:
-        document = _document(spec, at["tokens"])
-    start = spec.starts[document]
-    row = at["tokens"] - start if "tokens" in at else at["queries"]
-    found["document"] = document
+    document = _document(spec, at) if place.document is None else place.document
+    found: Where = {"document": document}
     found["head" if "heads" in at else "kv head"] = at.get("heads", at.get("kv_heads", 0))
-    found |= {"token": start + row, "query" if "queries" in at else "position": row}
-    if "queries" not in at:
-        found["tile"] = row // _rows(case, at)
-        if "head_dim" in at:
-            channel = at["head_dim"]
-            found |= {"block": channel // BLOCK, "channel": channel}
-        elif "one" in at:
-            found |= {"block": 0, "channels": f"0 to {spec.head_dim - 1}"}
-        return found
+    if place.document is None:
+        return found | _row(case, document, at) | _channels(spec, at)
+    return found | _pair_of(case, document, at)
+
+
+def _document(spec: CaseSpec, at: At) -> int:
+    """Return the document that holds a token, or a block of tokens. Empty documents hold none."""
+    if "tokens" in at:
+        starts, of = spec.starts, at["tokens"]
+    else:
+        starts, of = _block_starts(spec), at["token_blocks"]
+    return int(np.searchsorted(starts, of, side="right")) - 1
+
+
+def _block_starts(spec: CaseSpec) -> tuple[int, ...]:
+    """Return the first token block of each document, and their number."""
+    starts = [0]
+    for length in spec.lengths:
+        starts.append(starts[-1] + blocks(length))
+    return tuple(starts)
+
+
+def _row(case: Case, document: int, at: At) -> Where:
+    start, length = case.spec.starts[document], case.spec.lengths[document]
+    if "tokens" in at:
+        row = at["tokens"] - start
+        return {"token": start + row, "position": row, "tile": row // _rows(case, at)}
+    block = at["token_blocks"] - _block_starts(case.spec)[document]
+    row, last = block * BLOCK, min((block + 1) * BLOCK, length) - 1
+    return {
+        "tokens": f"{start + row} to {start + last}",
+        "tile": row // _rows(case, at),
+        "token block": block,
+    }
+
+
+def _channels(spec: CaseSpec, at: At) -> Where:
+    if "head_dim" in at:
+        return {"block": at["head_dim"] // BLOCK, "channel": at["head_dim"]}
+    if "channel_blocks" in at:
+        block = at["channel_blocks"]
+        return {"block": block, "channels": f"{block * BLOCK} to {(block + 1) * BLOCK - 1}"}
+    if "one" in at:
+        return {"block": 0, "channels": f"0 to {spec.head_dim - 1}"}
+    return {}
+
+
+def _pair_of(case: Case, document: int, at: At) -> Where:
+    start, length = case.spec.starts[document], case.spec.lengths[document]
+    found: Where = {}
+    if "queries" in at:
+        query = at["queries"]
+        found = {"token": start + query, "query": query}
+    else:
+        query = at["query_blocks"] * BLOCK
+        found = {
+            "query block": at["query_blocks"],
+            "queries": f"{query} to {min(query + BLOCK, length) - 1}",
+        }
     key = at["keys"] if "keys" in at else at["key_blocks"] * BLOCK
-    tiles = case.recipe
-    found |= {"query tile": row // tiles.query_tile, "key tile": key // tiles.key_tile}
-    found["block"] = key // BLOCK
+    found |= {
+        "query tile": query // case.recipe.query_tile,
+        "key tile": key // case.recipe.key_tile,
+        "block": key // BLOCK,
+    }
     if "keys" in at:
         return found | {"key": key, "key token": start + key}
-    last = min(key + BLOCK, spec.lengths[document]) - 1
-    return found | {"keys": f"{key} to {last}"}
+    return found | {"keys": f"{key} to {min(key + BLOCK, length) - 1}"}
 
 
-def _rows(case: Case, at: Mapping[str, int]) -> int:
+def _rows(case: Case, at: At) -> int:
     """Return the rows of a tile of an operand: K and V are tiled by keys."""
     return case.recipe.key_tile if "kv_heads" in at else case.recipe.query_tile
 
 
-def _tiled(case: Case, place: Place, at: Mapping[str, int]) -> Where:
-    spec = case.spec
-    document, row, block = place.document or 0, *_untiled(at)
+def _tiled(case: Case, place: Place, at: At) -> Where:
+    spec, document = case.spec, place.document or 0
     heads = "heads" if "heads" in at else "kv_heads"
     found: Where = {"document": document, heads.replace("_", " ")[:-1]: at[heads]}
-    if row >= spec.lengths[document] or block >= spec.head_dim // BLOCK:
-        return found | {"row": row, "column": block, "in": "the padding"}
-    found |= {"token": spec.starts[document] + row, "position": row}
-    found["tile"] = row // _rows(case, at)
-    return found | {"block": block, "byte": at["bytes"]}
+    row, column = _untiled(at)
+    if not _inside(spec, document, at):
+        return found | {"row": row, "column": column, "in": "the padding"}
+    start = spec.starts[document]
+    if "token_tiles" in at:
+        found |= {"token": start + row, "position": row, "tile": row // _rows(case, at)}
+        return found | {"block": column, "byte": at["bytes"]}
+    first, last = column * BLOCK, min((column + 1) * BLOCK, spec.lengths[document]) - 1
+    found |= {
+        "tokens": f"{start + first} to {start + last}",
+        "tile": first // _rows(case, at),
+        "token block": column,
+    }
+    return found | {"block": row // BLOCK, "channel": row, "byte": at["bytes"]}
 
 
-def _untiled(at: Mapping[str, int]) -> tuple[int, int]:
+def _untiled(at: At) -> tuple[int, int]:
     """Return row and column of a byte in tiles of 128x4: the inverse of the layout's formula."""
     byte = at["bytes"]
-    row = at["row_tiles"] * 128 + byte % 16 // 4 * 32 + byte // 16
-    return row, at["column_tiles"] * 4 + byte % 4
+    down = at["token_tiles"] if "token_tiles" in at else at["channel_tiles"]
+    across = at["channel_block_tiles"] if "token_tiles" in at else at["token_block_tiles"]
+    row = down * TILE_ROWS + byte % 16 // 4 * 32 + byte // 16
+    return row, across * TILE_COLUMNS + byte % 4
 
 
-def _document(case: CaseSpec, token: int) -> int:
-    """Return the document that holds a token. Empty documents hold none."""
-    return int(np.searchsorted(case.starts, token, side="right")) - 1
+def _inside(spec: CaseSpec, document: int, at: At) -> bool:
+    """Return whether a byte of a tile is a scale, not padding."""
+    row, column = _untiled(at)
+    rows, columns = spec.lengths[document], blocks(spec.head_dim)
+    if "channel_tiles" in at:
+        rows, columns = spec.head_dim, blocks(spec.lengths[document])
+    return row < rows and column < columns
 
 
 def _named(stage: str, place: Place) -> str:
@@ -116,20 +181,46 @@ def _named(stage: str, place: Place) -> str:
     return f"{stage}.{place.document}"
 
 
-def _scale_of(place: Place, index: Index) -> Index:
+def _scale_of(spec: CaseSpec, at: At, scales: Stage) -> Index:
     """Return the index of the scale of a code."""
-    return (*index[:2], index[2] // BLOCK if "keys" in place.stage.axes else 0)
+    known = dict(at) | {"one": 0}
+    for axis, by in (
+        ("queries", "query_blocks"),
+        ("keys", "key_blocks"),
+        ("head_dim", "channel_blocks"),
+    ):
+        if axis in at:
+            known[by] = at[axis] // BLOCK
+    if "tokens" in at:
+        document = _document(spec, at)
+        row = at["tokens"] - spec.starts[document]
+        known["token_blocks"] = _block_starts(spec)[document] + row // BLOCK
+    return tuple(known[axis] for axis in scales.axes)
 
 
-def _code_under(case: CaseSpec, place: Place, index: Index) -> Index | None:
+def _code_under(case: Case, place: Place, index: Index) -> Index | None:
     """Return the index of the first code under a scale. None for padding."""
-    if not place.stage.tiled:
-        return (*index[:2], index[2] * BLOCK)
-    document = place.document or 0
-    row, block = _untiled(dict(zip(place.stage.axes, index, strict=True)))
-    if row >= case.lengths[document] or block >= case.head_dim // BLOCK:
-        return None
-    return (case.starts[document] + row, index[0], block * BLOCK)
+    spec = case.spec
+    at = dict(zip(place.stage.axes, index, strict=True))
+    if place.stage.tiled:
+        document = place.document or 0
+        if not _inside(spec, document, at):
+            return None
+        row, column = _untiled(at)
+        token, channel = (row, column * BLOCK)
+        if "channel_tiles" in at:
+            token, channel = column * BLOCK, row
+        return (spec.starts[document] + token, index[0], channel)
+    if place.document is None:
+        token = at.get("tokens", 0)
+        if "token_blocks" in at:
+            document = _document(spec, at)
+            block = at["token_blocks"] - _block_starts(spec)[document]
+            token = spec.starts[document] + block * BLOCK
+        channel = at.get("head_dim", at.get("channel_blocks", 0) * BLOCK)
+        return (token, index[1], channel)
+    query = at.get("queries", at.get("query_blocks", 0) * BLOCK)
+    return (index[0], query, at.get("keys", at.get("key_blocks", 0) * BLOCK))
 
 
 def _pair(case: Case, name: str, index: Index, aligned: Mapping[str, Aligned]) -> Pair | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from flamia_ref._errors import Registry, shown
 from flamia_ref.golden.canonical import sha256
 from flamia_ref.golden.cases import PLAIN_NAME, CaseSpec
-from flamia_ref.golden.dataflow import places
+from flamia_ref.golden.dataflow import dataflow
 from flamia_ref.golden.files import little_endian, tensors_to_bytes
 from flamia_ref.golden.manifest import (
     FILE_NAME,
@@ -103,7 +103,7 @@ def _write_case(folder: Path, spec: CaseSpec, recipe: "Recipe") -> CaseEntry:
     tensors = simulate(spec, recipe)
     data = tensors_to_bytes(tensors)
     write_whole(folder / f"{name}.safetensors", data)
-    known = places(spec)
+    known = dataflow(recipe).places(spec)
     entries = {
         key: TensorEntry.of(known[key], little_endian(tensor)) for key, tensor in tensors.items()
     }

@@ -12,12 +12,13 @@ from typing import Any
 from flamia_ref._errors import Registry, shown, unknown_name
 from flamia_ref.golden.canonical import Reader, parse, render, sha256
 from flamia_ref.golden.cases import PLAIN_NAME, CaseSpec, Plant
-from flamia_ref.golden.dataflow import INPUTS, OUTPUTS, Place, places
+from flamia_ref.golden.dataflow import GRADIENTS, INPUTS, OUTPUTS
 from flamia_ref.golden.inputs import Distribution
 from flamia_ref.golden.recipes import NUMERICS_VERSION, RecipeEntry
+from flamia_ref.golden.stage import Place
 
 SCHEMA = "flamia-ref golden pack"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1 had no gradients, and the stages of one recipe only
 FILE_NAME = "manifest.json"
 MAX_BYTES = 64 << 20
 
@@ -194,8 +195,9 @@ def _case(reader: Reader, recipes: Mapping[str, RecipeEntry]) -> CaseEntry:
     if reader["name"].text() != name or reader["file"].text() != f"{name}.safetensors":
         # The only file name a case can have, so no path can lead out of the pack.
         raise ValueError(f"{reader.path}: a case of this data is {name} in {name}.safetensors")
-    tensors = _tensors(reader["tensors"], spec)
-    payload = sum(known.nbytes for key, known in places(spec).items() if key in tensors)
+    known = recipes[recipe].dataflow.places(spec)
+    tensors = _tensors(reader["tensors"], known)
+    payload = sum(place.nbytes for key, place in known.items() if key in tensors)
     size = reader["size"].integer()
     if not payload < size <= payload + 8 + _HEADER_BYTES_A_TENSOR * len(tensors):
         raise ValueError(f"{reader.path}: {size} bytes do not fit tensors of {payload} bytes")
@@ -210,13 +212,12 @@ def _case(reader: Reader, recipes: Mapping[str, RecipeEntry]) -> CaseEntry:
     )
 
 
-def _tensors(reader: Reader, spec: CaseSpec) -> Mapping[str, TensorEntry]:
-    known = places(spec)
+def _tensors(reader: Reader, known: Mapping[str, Place]) -> Mapping[str, TensorEntry]:
     listed = dict(reader.items())
     for name in listed:
         if name not in known:
             raise unknown_name(f"tensor in {reader.path}", name, known)
-    for name in (*INPUTS, *OUTPUTS):
+    for name in (*INPUTS, *OUTPUTS, *GRADIENTS):
         if name not in listed:
             raise ValueError(f"{reader.path} lists no {name}; every case has inputs and outputs")
     entries = {}

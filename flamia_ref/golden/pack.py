@@ -12,10 +12,11 @@ import ml_dtypes
 from flamia_ref._errors import Registry, shown, unknown_name
 from flamia_ref.golden.canonical import sha256
 from flamia_ref.golden.cases import CaseSpec
-from flamia_ref.golden.dataflow import Place, places
 from flamia_ref.golden.files import Tensor, little_endian, read_plain, tensors_from_bytes
+from flamia_ref.golden.inputs import TENSORS
 from flamia_ref.golden.manifest import FILE_NAME, MAX_BYTES, CaseEntry, Manifest
 from flamia_ref.golden.recipes import RecipeEntry
+from flamia_ref.golden.stage import Place
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -60,7 +61,7 @@ class Case:
     @cached_property
     def places(self) -> Mapping[str, Place]:
         """What each tensor of this case is, in dataflow order."""
-        known = places(self.spec)
+        known = self.recipe.dataflow.places(self.spec)
         return Registry("tensor", ((name, known[name]) for name in self.entry.tensors))
 
     @cached_property
@@ -69,8 +70,8 @@ class Case:
         return Registry("tensor", _checked(self.path, self.entry).items())
 
     def inputs(self) -> dict[str, Tensor]:
-        """Return copies of q, k and v in bfloat16, and of cu_seqlens in int32."""
-        made = {name: self.tensors[name].copy().view(ml_dtypes.bfloat16) for name in "qkv"}
+        """Return copies of q, k, v and dout in bfloat16, and of cu_seqlens in int32."""
+        made = {name: self.tensors[name].copy().view(ml_dtypes.bfloat16) for name in TENSORS}
         return made | {"cu_seqlens": self.tensors["cu_seqlens"].copy()}
 
 

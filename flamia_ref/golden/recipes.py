@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flamia_ref._errors import Registry, shown
-from flamia_ref.evidence import Evidence, weakest
+from flamia_ref._errors import Registry, line, shown
+from flamia_ref.evidence import Evidence
 from flamia_ref.golden.canonical import Reader
 from flamia_ref.golden.cases import LARGEST, PLAIN_NAME
+from flamia_ref.golden.dataflow import Dataflow, dataflow
 
 if TYPE_CHECKING:
     from flamia_ref.attention import Recipe
@@ -20,11 +21,13 @@ NUMERICS_VERSION = 1  # raised whenever an emitted bit changes
 class RecipeEntry:
     """A recipe in full, as JSON data; `flamia_ref.attention.Recipe.from_json` reads it.
 
-    `evidence` is the weakest label of its steps. `query_tile` and `key_tile` are the rows and the
-    columns of a unit of work; both start at the document.
+    `dataflow` says which tensors its cases have. `evidence` is the weakest label of its steps.
+    `query_tile` and `key_tile` are the rows and the columns of a unit of work; both start at the
+    document.
     """
 
     recipe: Mapping[str, Any] = field(hash=False)
+    dataflow: Dataflow = field(hash=False)
     evidence: Evidence
     query_tile: int
     key_tile: int
@@ -38,21 +41,26 @@ class RecipeEntry:
     def read(cls, reader: Reader) -> "RecipeEntry":
         """Return the entry of a recipe in JSON data.
 
-        Raises ValueError where it has no name, no steps with their evidence, or no tiles.
+        Raises ValueError where it is no recipe that this version knows, or one that packs cannot
+        hold.
         """
+        from flamia_ref.attention import Recipe
+
         name = reader["name"].text()
         if not PLAIN_NAME.match(name):
             raise ValueError(f"{reader.path}: recipe name {shown(name)} is not plain")
-        labels = [step["evidence"].text() for _, step in reader["steps"].items()]
-        query, key = (reader["tiles"][side].integer() for side in ("query", "key"))
+        data = Registry("field of the recipe", ((key, one.data) for key, one in reader.items()))
+        try:
+            recipe = Recipe.from_json(data)
+            flow = dataflow(recipe)
+        except ValueError as error:
+            raise ValueError(f"{reader.path}: {line(str(error))}") from error
+        query, key = recipe.tiles.query, recipe.tiles.key
         if not (1 <= query <= LARGEST and 1 <= key <= LARGEST):
             raise ValueError(f"{reader.path}: tiles of {query} queries and {key} keys do not exist")
-        try:
-            evidence = weakest(labels)
-        except ValueError as error:
-            raise ValueError(f"{reader.path}: {error}") from error
-        data = Registry("field of the recipe", ((key, one.data) for key, one in reader.items()))
-        return cls(recipe=data, evidence=evidence, query_tile=query, key_tile=key)
+        return cls(
+            recipe=data, dataflow=flow, evidence=recipe.label, query_tile=query, key_tile=key
+        )
 
 
 def provenance(numerics_version: int, recipes: Mapping[str, RecipeEntry]) -> Iterator[str]:

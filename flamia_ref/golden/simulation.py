@@ -6,8 +6,19 @@ import ml_dtypes
 import numpy as np
 
 from flamia_ref.golden.cases import CaseSpec
-from flamia_ref.golden.dataflow import STAGES, TRACE, Place, View, places
+from flamia_ref.golden.dataflow import dataflow
 from flamia_ref.golden.files import Tensor
+from flamia_ref.golden.inputs import TENSORS
+from flamia_ref.golden.stage import (
+    BLOCK,
+    TILE_BYTES,
+    TILE_COLUMNS,
+    TILE_ROWS,
+    Place,
+    Role,
+    Stage,
+    View,
+)
 
 if TYPE_CHECKING:
     from flamia_ref.attention import Recipe
@@ -17,16 +28,17 @@ _NAN = np.uint32(0x7FFFFFFF)
 
 
 def simulate(spec: CaseSpec, recipe: "Recipe") -> dict[str, Tensor]:
-    """Run a case in numpy and return every tensor as it is stored, by name, in dataflow order.
+    """Run a case in numpy, forward and backward, and return every tensor as it is stored, by name.
 
-    Raises ValueError where the results hold NaN and the case does not ask for it: such a pack would
-    let a broken kernel pass.
+    They are in dataflow order. Raises ValueError where the results hold NaN and the case does not
+    ask for it: such a pack would let a broken kernel pass.
     """
-    from flamia_ref.attention import forward
+    from flamia_ref.attention import backward, forward
 
+    flow = dataflow(recipe)
     inputs = spec.inputs()
-    q, k, v = (inputs[name].view(ml_dtypes.bfloat16) for name in "qkv")
-    result = forward(
+    q, k, v, dout = (inputs[name].view(ml_dtypes.bfloat16) for name in TENSORS)
+    ahead = forward(
         q,
         k,
         v,
@@ -34,36 +46,52 @@ def simulate(spec: CaseSpec, recipe: "Recipe") -> dict[str, Tensor]:
         cu_seqlens=spec.cu_seqlens,
         causal=spec.causal,
         softmax_scale=spec.softmax_scale,
-        trace=TRACE,
+        trace=flow.trace(backward=False),
     )
-    values: dict[str, Any] = {**inputs, "cu_seqlens": spec.cu_seqlens, **result.trace}
-    values |= {"out": result.out, "lse": result.lse}
-    for stage in STAGES.values():
+    back = backward(q, k, v, dout, ahead, trace=flow.trace(backward=True))
+    values: dict[str, Any] = {**inputs, "cu_seqlens": spec.cu_seqlens, **ahead.trace, **back.trace}
+    values |= {"out": ahead.out, "lse": ahead.lse, "dq": back.dq, "dk": back.dk, "dv": back.dv}
+    for stage in flow.stages.values():
         if stage.tiled:
-            values[stage.name] = tiled_scales(np.asarray(values[stage.parents[0]]), spec)
+            source = flow.stages[stage.parents[0]]
+            values[stage.name] = tiled_scales(np.asarray(values[source.name]), source, stage, spec)
     tensors = {}
-    for name, place in places(spec).items():
+    for name, place in flow.places(spec).items():
         value = values[place.stage.name]
         value = value if place.document is None else value[place.document]
         tensors[name] = _stored(np.asarray(value), place, spec)
     return tensors
 
 
-def tiled_scales(scales: Tensor, spec: CaseSpec) -> list[Tensor]:
+def tiled_scales(scales: Tensor, source: Stage, tiled: Stage, spec: CaseSpec) -> list[Tensor]:
     """Return the scales of an operand in the order that kernels load, an array a document.
 
-    `scales` is uint8 [tokens, heads, 1]: the one byte of a token stands before each of its blocks
-    of 32 channels. Each result is uint8 [heads, row_tiles, column_tiles, 512]: tiles of 128 rows
-    that start at the document, and of 4 blocks. The padding is 0.
+    `scales` is uint8, shaped as its stage `source` says; `tiled` is the stage of the result. A
+    document's scales are repeated until there is one for each token and block of 32 channels, or,
+    transposed, for each channel and block of 32 tokens. These lie in tiles of 128 rows, which start
+    at the document or at channel 0, and of 4 blocks. The padding is 0.
     """
     from flamia_ref.formats.layout import tile_scales_128x4
 
-    heads, blocks = scales.shape[1], spec.head_dim // 32
-    made = []
-    for start, length in zip(spec.starts, spec.lengths, strict=False):
-        planes = np.repeat(scales[start : start + length].swapaxes(0, 1), blocks, axis=2)
-        tiled = np.asarray(tile_scales_128x4(planes))
-        made.append(tiled.reshape(heads, -(-length // 128), -(-blocks // 4), 512))
+    by_tokens, _, channels = source.axes
+    transposed = "channel_tiles" in tiled.axes
+    step = 1 if by_tokens == "tokens" else BLOCK
+    made, first = [], 0
+    for length in spec.lengths:
+        count = -(-length // step)
+        whole = scales[first : first + count].swapaxes(0, 1)
+        first += count
+        if channels == "one":
+            whole = np.repeat(whole, spec.head_dim // BLOCK, axis=2)
+        if transposed:
+            if channels == "channel_blocks":
+                whole = np.repeat(whole, BLOCK, axis=2)
+            whole = whole.swapaxes(1, 2)
+        elif by_tokens == "token_blocks":
+            whole = np.repeat(whole, BLOCK, axis=1)[:, :length]
+        heads, rows, columns = whole.shape
+        shape = (heads, -(-rows // TILE_ROWS), -(-columns // TILE_COLUMNS), TILE_BYTES)
+        made.append(np.asarray(tile_scales_128x4(whole)).reshape(shape))
     return made
 
 
@@ -71,10 +99,14 @@ def _stored(value: Tensor, place: Place, spec: CaseSpec) -> Tensor:
     view = place.stage.view
     if value.shape != place.shape:
         raise ValueError(f"case {spec.name}: {place.name} is {value.shape}, not {place.shape}")
-    if value.dtype == view.dtype and view is not View.F32:
+    if place.stage.role is Role.INPUT:
         return value
+    if view is View.BF16 and value.dtype == np.uint16:
+        value = (value.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if view not in (View.F32, View.BF16):
-        raise ValueError(f"case {spec.name}: {place.name} is {value.dtype}, not {view.dtype}")
+        if value.dtype != view.dtype:
+            raise ValueError(f"case {spec.name}: {place.name} is {value.dtype}, not {view.dtype}")
+        return value
     numbers = np.asarray(value, np.float32)
     nan = np.isnan(numbers)
     if nan.any() and "nan" not in spec.flags:

@@ -5,11 +5,13 @@ compiled simulator gives the bits of the pack.
 """
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flamia_ref import _backend
+from flamia_ref.golden.dataflow import dataflow
 
 if TYPE_CHECKING:
     from flamia_ref.attention import Recipe
@@ -18,12 +20,12 @@ DEFAULT_RECIPE = "flamia-mxfp8-folded"
 
 
 def numpy_kernel(q: Any, k: Any, v: Any, **keywords: Any) -> dict[str, Any]:
-    """Run `flamia_ref.attention.forward` in numpy. Keywords: those of the kernel protocol."""
-    return _run(q, k, v, **keywords)
+    """Run `flamia_ref.attention` in numpy, with `dout` both passes. Keywords: the kernel protocol's."""
+    return _run(np, q, k, v, **keywords)
 
 
 def jax_kernel(q: Any, k: Any, v: Any, **keywords: Any) -> dict[str, Any]:
-    """Run `flamia_ref.attention.forward` in JAX. Keywords: those of the kernel protocol.
+    """Run `flamia_ref.attention` in JAX, with `dout` both passes. Keywords: the kernel protocol's.
 
     Raises ImportError where JAX is not installed.
     """
@@ -31,10 +33,11 @@ def jax_kernel(q: Any, k: Any, v: Any, **keywords: Any) -> dict[str, Any]:
         import jax.numpy as jnp
     except ImportError as error:
         raise ImportError("this kernel needs JAX: pip install 'flamia-ref[jax]'") from error
-    return _run(*(_backend.put(np.asarray(x), jnp) for x in (q, k, v)), **keywords)
+    return _run(jnp, q, k, v, **keywords)
 
 
 def _run(
+    library: ModuleType,
     q: Any,
     k: Any,
     v: Any,
@@ -42,23 +45,32 @@ def _run(
     cu_seqlens: Any,
     causal: bool,
     softmax_scale: float,
+    dout: Any = None,
     recipe: str = DEFAULT_RECIPE,
     recipe_json: str | None = None,
     trace: Sequence[str] = (),
 ) -> dict[str, Any]:
-    from flamia_ref.attention import forward
+    from flamia_ref.attention import backward, forward
 
-    result = forward(
+    chosen = _recipe(recipe, recipe_json)
+    later = set(dataflow(chosen).trace(backward=True))
+    q, k, v = (_backend.put(np.asarray(x), library) for x in (q, k, v))
+    ahead = forward(
         q,
         k,
         v,
-        _recipe(recipe, recipe_json),
+        chosen,
         cu_seqlens=np.asarray(cu_seqlens),
         causal=causal,
         softmax_scale=softmax_scale,
-        trace=tuple(trace),
+        trace=[name for name in trace if name not in later],
     )
-    return {**result.trace, "out": result.out, "lse": result.lse}
+    results = {**ahead.trace, "out": ahead.out, "lse": ahead.lse}
+    if dout is None:
+        return results
+    dout = _backend.put(np.asarray(dout), library)
+    back = backward(q, k, v, dout, ahead, trace=[name for name in trace if name in later])
+    return results | {**back.trace, "dq": back.dq, "dk": back.dk, "dv": back.dv}
 
 
 def _recipe(name: str, text: str | None) -> "Recipe":

@@ -62,7 +62,8 @@ _SMOKE = (
     _synthetic(
         "lengths-around-32",
         "documents of 0, 1, 31, 32 and 33 tokens: an empty one, one key alone, and both sides of a "
-        "block's end; the longer ones start inside a block of the packed tensor",
+        "block's end; the longer ones start inside a block of the packed tensor; nine query heads over "
+        "three, of which a kernel that maps heads by modulo gets only 0, 4 and 8 right",
         lengths=(1, 0, 32, 33, 31),
         heads=(9, 3),
         head_dim=64,
@@ -81,44 +82,23 @@ _SMOKE = (
         flags=("partial-block", "several-tiles"),
     ),
     _synthetic(
-        "full-140-d128",
-        "no mask, head dimension 128, a second tile of 12 keys that every query sees",
-        lengths=(140,),
+        "outliers-d128",
+        "head dimension 128; one element in 256 is 65536 times larger: it sets the scale of its token, "
+        "most of whose other codes are subnormal and some zero",
+        lengths=(33, 8),
         heads=(1, 1),
         head_dim=128,
-        causal=False,
-        seed=3,
-        exponent=-7,
-        flags=("full", "partial-block", "several-tiles"),
-    ),
-    _synthetic(
-        "two-documents-d128",
-        "head dimension 128, four query heads over two: heads 0 and 1 read key/value head 0, which a "
-        "kernel that maps heads by modulo gets wrong in heads 1 and 2",
-        lengths=(17, 48),
-        heads=(4, 2),
-        head_dim=128,
-        seed=4,
-        flags=("partial-block", "grouped-heads"),
-    ),
-    _synthetic(
-        "outliers",
-        "one element in 256 is 65536 times larger: it sets the scale of its token, most of whose other "
-        "codes are subnormal and some zero",
-        lengths=(65, 32),
-        heads=(1, 1),
-        head_dim=64,
-        seed=5,
+        seed=8,
         distribution=Distribution.OUTLIERS,
         exponent=-14,
         flags=("partial-block",),
     ),
     _synthetic(
-        "wide-exponents",
-        "exponents over 32 binades within a token and 16 between tokens: more than 16 scale bytes a "
-        "tensor, over two codes in five are zero and one in ten is subnormal",
-        lengths=(70,),
-        heads=(2, 2),
+        "full-wide-exponents",
+        "no mask; exponents over 32 binades within a token and 16 between tokens: more than 12 scale "
+        "bytes a tensor, over two codes in five are zero and one in ten is subnormal",
+        lengths=(40,),
+        heads=(1, 1),
         head_dim=64,
         causal=False,
         seed=6,
@@ -127,17 +107,22 @@ _SMOKE = (
     ),
     _synthetic(
         "poison",
-        "NaN in K of the first document, infinity in V of the second, -0 and a zero token in the "
-        "third: what is poisoned stays inside its document",
-        lengths=(40, 9, 20),
+        "NaN in K of the first document and infinity in V of the second stay inside their documents; "
+        "in the third -0, a zero token of V, and a token without gradient; the last holds one token, "
+        "whose only score is -infinity: a dead row",
+        lengths=(36, 5, 8, 1),
         heads=(2, 1),
         head_dim=64,
         seed=7,
         plants=(
             Plant(tensor="k", token=33, head=0, channel=5, bits=0x7FC0),
-            Plant(tensor="v", token=44, head=0, channel=2, bits=0x7F80),
-            Plant(tensor="q", token=50, head=1, channel=0, bits=0x8000),
-            *(Plant(tensor="v", token=55, head=0, channel=c, bits=0x0000) for c in range(64)),
+            Plant(tensor="v", token=37, head=0, channel=2, bits=0x7F80),
+            Plant(tensor="q", token=41, head=1, channel=0, bits=0x8000),
+            *(Plant(tensor="v", token=44, head=0, channel=c, bits=0x0000) for c in range(64)),
+            *(Plant(tensor="dout", token=46, head=1, channel=c, bits=0x0000) for c in range(64)),
+            # 2^100 times -2^100 is beyond float32.
+            *(Plant(tensor="q", token=49, head=h, channel=9, bits=0x7180) for h in range(2)),
+            Plant(tensor="k", token=49, head=0, channel=9, bits=0xF180),
         ),
         flags=("nan", "partial-block", "grouped-heads"),
     ),

@@ -101,6 +101,26 @@ def fma(a: int, b: int, c: int, direction: str) -> int:
     return rounded(value(a) * value(b) + value(c), direction, zero_sign)
 
 
+def flush(a: int) -> int:
+    """Subnormals as zeros of their sign."""
+    return a & SIGN if a >> 23 & 0xFF == 0 else a
+
+
+def maximum_number(a: int, b: int) -> int:
+    """maximumNumber of IEEE 754-2019, 9.6: the larger number, NaN only of two NaN; +0 over -0."""
+    if is_nan(a) or is_nan(b):
+        return NAN if is_nan(a) and is_nan(b) else b if is_nan(a) else a
+    return max(a, b, key=rank)
+
+
+def rank(a: int) -> tuple[int, Fraction, int]:
+    """The order of numbers, -0 before +0."""
+    sign = 1 - 2 * (a >> 31)
+    if is_infinite(a):
+        return (sign, Fraction(0), sign)
+    return (0, value(a), sign)
+
+
 def _zero_sign(a: int, b: int, direction: str) -> int:
     """The sign of a zero sum of terms of signs a and b (6.3); cancelling terms have both."""
     return a | b if direction == "down" else a & b

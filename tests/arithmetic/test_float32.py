@@ -1,5 +1,6 @@
 """float32 on bit patterns, against numpy's float32 and against exact rationals."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -270,17 +271,10 @@ def test_from_int32() -> None:
         assert not differing(float32.from_int32(convert(n)), expected, n)
 
 
-def rank(a: int) -> tuple[int, Any]:
-    """The order of numbers, -0 before +0."""
-    if rational.is_infinite(a):
-        return (-1 if a >> 31 else 1, 0)
-    return (0, (rational.value(a), 1 - (a >> 31)))
-
-
 def test_order() -> None:
     a, b = pairs()
     less, larger = [], []
-    ranks = {x: rank(x) for x in SPECIAL.tolist() if not rational.is_nan(x)}
+    ranks = {x: rational.rank(x) for x in SPECIAL.tolist() if not rational.is_nan(x)}
     for x, y in zip(a.tolist(), b.tolist(), strict=True):
         nan = rational.is_nan(x) or rational.is_nan(y)
         zeros = (x | y) & 0x7FFFFFFF == 0
@@ -296,6 +290,39 @@ def test_order() -> None:
         assert not differing(actual, words(larger)[some], a[some], b[some])
 
 
+def test_maximum_number() -> None:
+    drawings = [drawn(kind, 2, 400, seed=10) for kind in KINDS]
+    a, b = (np.concatenate(x) for x in zip(pairs(), *drawings, strict=True))
+    a, b = (x[: x.size // 80 * 80] for x in (a, b))
+    expected = words(map(rational.maximum_number, a.tolist(), b.tolist()))
+    for convert in LIBRARIES.values():
+        assert not differing(float32.maximum_number(convert(a), convert(b)), expected, a, b)
+    for mode in MODES:
+        for x64 in (False, True):
+            assert not differing(run(mode, x64, float32.maximum_number, a, b), expected, a, b)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_maximum_number_along(axis: int) -> None:
+    a = np.random.default_rng(11).choice(SPECIAL, (60, 5))
+    a[::3] = np.random.default_rng(12).integers(0, 1 << 32, (20, 5), dtype=np.uint32)
+    a[1], a[2] = [0x7FC00000, 0xFF800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], 0x80000000
+    a[4], a[5] = (
+        [0x80000000, 0, 0xFFC00000, 0x80000001, 0x80000000],
+        [*[0xFFFFFFFF] * 4, 0xFF800000],
+    )
+    lines = np.moveaxis(a, axis, -1).tolist()
+    expected = words(functools.reduce(rational.maximum_number, line) for line in lines)
+    for convert in LIBRARIES.values():
+        assert not differing(float32.maximum_number_along(convert(a), axis), expected)
+        single = float32.maximum_number_along(convert(a[:, :1]), 1)
+        assert not differing(single, words(map(rational.maximum_number, *[a[:, 0].tolist()] * 2)))
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            compiled = jax.jit(lambda x: float32.maximum_number_along(x, axis))
+            assert not differing(compiled(jnp.asarray(a)), expected)
+
+
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_max_along(axis: int) -> None:
     random = np.random.default_rng(9)
@@ -305,7 +332,8 @@ def test_max_along(axis: int) -> None:
     a[1], a[2] = 0x80000000, [0x80000000, 0, *[0x80000001] * 5]
     lines = np.moveaxis(a, axis, -1).tolist()
     expected = words(
-        rational.NAN if any(map(rational.is_nan, line)) else max(line, key=rank) for line in lines
+        rational.NAN if any(map(rational.is_nan, line)) else max(line, key=rational.rank)
+        for line in lines
     )
     for convert in LIBRARIES.values():
         assert not differing(float32.max_along(convert(a), axis), expected)
@@ -321,6 +349,9 @@ def test_signs_and_classes() -> None:
         assert not differing(float32.negate(a), SPECIAL ^ np.uint32(1 << 31), SPECIAL)
         wanted = np.where(nan, np.uint32(0x7FFFFFFF), SPECIAL)
         assert not differing(float32.canonical(a), wanted, SPECIAL)
+        wanted = words(map(rational.flush, SPECIAL.tolist()))
+        assert not differing(float32.flush(a), wanted, SPECIAL)
+        assert not differing(jax.jit(float32.flush)(jnp.asarray(a)), wanted, SPECIAL)
 
 
 def test_shapes() -> None:
@@ -345,15 +376,25 @@ def test_unknown_rounding() -> None:
 OPERATIONS: dict[str, Callable[[Any], Any]] = {
     **{
         name: lambda x, name=name: getattr(float32, name)(x, x)
-        for name in ("add", "subtract", "multiply", "divide", "less", "maximum")
+        for name in ("add", "subtract", "multiply", "divide", "less", "maximum", "maximum_number")
     },
     **{
         name: getattr(float32, name)
-        for name in ("is_nan", "is_zero", "negate", "canonical", "ceil", "floor", "to_int32")
+        for name in (
+            "is_nan",
+            "is_zero",
+            "negate",
+            "canonical",
+            "flush",
+            "ceil",
+            "floor",
+            "to_int32",
+        )
     },
     "fma": lambda x: float32.fma(x, x, x),
     "shift": lambda x: float32.shift(x, np.ones(3, np.int32)),
     "max_along": lambda x: float32.max_along(x, 0),
+    "maximum_number_along": lambda x: float32.maximum_number_along(x, 0),
 }
 
 

@@ -1,6 +1,6 @@
 """The public special functions: names, types, errors, evidence. Their bits have their own tests."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from flamia_ref import arithmetic
-from flamia_ref.arithmetic import correct, mufu, special
+from flamia_ref.arithmetic import correct, mufu, polynomial, special
 from flamia_ref.evidence import Evidence
 
 PAIRS = [
     ("exp2", "mufu.sm90"),
+    ("exp2", "polynomial3"),
     ("exp2", "correct"),
     ("log2", "mufu.sm90"),
     ("reciprocal", "mufu.sm90"),
@@ -80,6 +81,8 @@ def test_some_values() -> None:
     )
     assert arithmetic.exp2(np.float32(-149), "correct").view(np.uint32) == 1
     assert arithmetic.exp2(np.float32(-149), "mufu.sm90").view(np.uint32) == 0
+    assert arithmetic.exp2(np.float32(10), "polynomial3") == 1024
+    assert arithmetic.exp2(np.float32(np.nan), "polynomial3").view(np.uint32) == 0
     assert arithmetic.log2(np.float32(8), "mufu.sm90") == 3
     assert arithmetic.reciprocal(np.float32(-0.25), "mufu.sm90") == -4
 
@@ -117,10 +120,16 @@ def test_models() -> None:
     assert {(f, name) for name, model in models.items() for f in model.functions} == set(PAIRS)
     assert models["mufu.sm90"].evidence == {"sm_90": Evidence.MEASURED, "sm_100": Evidence.ASSUMED}
     assert "H200" in models["mufu.sm90"].source
+    assert models["polynomial3"].evidence["form"] is Evidence.SOURCE
+    assert "exp2_emul_pair" in models["polynomial3"].source
     assert set(models["correct"].evidence.values()) == {Evidence.SPECIFIED, Evidence.DERIVED}
     hash(models["correct"])
 
 
-def test_a_model_of_correct_needs_no_tables() -> None:
-    bits = special.exp2_bits(X.view(np.uint32), mufu.Tables(), model="correct")
-    np.testing.assert_array_equal(bits, correct.exp2_bits(X.view(np.uint32)))
+@pytest.mark.parametrize(
+    ("model", "rule"), [("correct", correct.exp2_bits), ("polynomial3", polynomial.exp2_bits)]
+)
+def test_models_that_need_no_tables(model: str, rule: Callable[[Any], Any]) -> None:
+    for x in (X.view(np.uint32), jnp.asarray(X.view(np.uint32))):
+        bits = special.exp2_bits(x, mufu.Tables(), model=model)
+        np.testing.assert_array_equal(np.asarray(bits), rule(X.view(np.uint32)))

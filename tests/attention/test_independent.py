@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flamia_ref import attention
-from flamia_ref.attention import FORWARD_STAGES
+from flamia_ref.attention import forward_stages
 from tests.attention.samples import BF16, any_bits, assert_same, bell, wide, with_specials
 from tests.independent import attention as independent
 
@@ -50,9 +50,9 @@ def check(q, k, v, cu_seqlens, *, library: str, causal: bool, softmax_scale=None
         cu_seqlens=cu_seqlens,
         causal=causal,
         softmax_scale=softmax_scale,
-        trace=FORWARD_STAGES,
+        trace=forward_stages,
     )
-    for stage in FORWARD_STAGES:
+    for stage in forward_stages:
         want = expected[stage]
         as_float32 = stage in ("s", "p", "row_max", "row_sum", "o")
         if as_float32:

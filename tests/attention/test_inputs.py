@@ -152,7 +152,7 @@ def test_float32_inputs_are_rounded_with_a_warning() -> None:
 def test_no_tokens() -> None:
     empty = np.zeros((0, 2, 32), ml_dtypes.bfloat16)
     for cu_seqlens in (None, [0, 0], [0, 0, 0]):
-        result = run(empty, empty, empty, cu_seqlens=cu_seqlens, trace=attention.FORWARD_STAGES)
+        result = run(empty, empty, empty, cu_seqlens=cu_seqlens, trace=attention.forward_stages)
         assert result.out.shape == (0, 2, 32)
         assert result.lse.shape == (2, 0)
         assert result.trace["q.scales"].shape == (0, 2, 1)

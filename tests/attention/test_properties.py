@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flamia_ref import attention
-from flamia_ref.attention import FORWARD_STAGES
+from flamia_ref.attention import forward_stages
 from flamia_ref.attention.stages import DOCUMENT_STAGES
 from tests.attention.samples import assert_same, bell, bits, wide
 
@@ -14,7 +14,7 @@ RECIPE = "flamia-mxfp8-folded"
 
 
 def run(q, k, v, cu_seqlens=None, **options):
-    options.setdefault("trace", FORWARD_STAGES)
+    options.setdefault("trace", forward_stages)
     return attention.forward(q, k, v, RECIPE, cu_seqlens=cu_seqlens, **options)
 
 
@@ -83,7 +83,7 @@ def test_numpy_equals_jax_in_every_stage(make, causal: bool) -> None:
     q, k, v, cu_seqlens = make(8, [130, 40, 3, 0, 70], 4, 2, 64)
     plain = run(q, k, v, cu_seqlens, causal=causal)
     compiled = run(*map(jnp.asarray, (q, k, v)), cu_seqlens, causal=causal)
-    for stage in FORWARD_STAGES:
+    for stage in forward_stages:
         assert_same(compiled.trace[stage], plain.trace[stage], stage)
     assert_same(compiled.out, plain.out, "out")
     assert_same(compiled.lse, plain.lse, "lse")
@@ -126,7 +126,7 @@ def test_numpy_equals_a_users_jit_of_vmap_in_every_stage(wide_types: bool) -> No
         assert out.dtype == lse.dtype == jnp.float32
         assert_same(out, plain.out, "out")
         assert_same(lse, plain.lse, "lse")
-        for stage in FORWARD_STAGES:
+        for stage in forward_stages:
             assert_same(trace[stage], plain.trace[stage], stage)
     assert on_host.out.dtype == jnp.float32
     assert_same(on_host.out, run(*batches[0], cu_seqlens).out, "out on the host")

@@ -163,6 +163,15 @@ def rceil_scale(amax: Fraction, largest: int | Fraction) -> int:
     return min(e + (d != TWO**e) + 127, 254)
 
 
+def exact_rceil_scale(amax: Fraction, largest: int | Fraction) -> int:
+    """amax / max rounded up to a power of two, nothing rounded before, clamped."""
+    if amax == 0:
+        return 0
+    quotient = amax / Fraction(largest)
+    e = floor_log2(quotient)
+    return min(max(e + (quotient != TWO**e) + 127, 0), 254)
+
+
 def block_codes(xs: Sequence[float], code: int, spec: Spec) -> list[int]:
     """Elements of a block with an E8M0 scale code below 255, nearest even, saturating."""
     result = []

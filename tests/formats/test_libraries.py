@@ -28,7 +28,6 @@ BITS = np.concatenate(
     [points.float32_edges(), points.random_bits32(1024, 1), points.narrow_range(1300, 2)]
 )
 BITS = BITS[: BITS.size // 64 * 64].reshape(-1, 64)
-BLOCKS = [(1, 32), (32, 1), (32, 32), (1, "all"), ("all", 1)]
 
 
 def same(ours: Any, theirs: Any) -> None:
@@ -130,8 +129,11 @@ def test_decode(name: str) -> None:
     np.testing.assert_array_equal(wide, decode(codes, name).astype(np.float64))
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=str)
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [(name, block) for name, preset in PRESETS.items() for block in preset.blocks],
+    ids=str,
+)
 def test_quantize(name: str, block: Any) -> None:
     """Wide exponents, subnormals, NaN and infinities; blocks that run over the end."""
     finite = points.narrow_range(70 * 45, 4).reshape(70, 45)

@@ -1,4 +1,4 @@
-"""A tiny pack, made once, and copies of it to damage."""
+"""Tiny packs, made once, and copies of them to damage."""
 
 import shutil
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flamia_ref import golden
+from flamia_ref.attention import RECIPES
 from tests.golden.packs import WITH_TINY
 
 
@@ -26,6 +27,14 @@ def made(tiny_suite: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "pack"
     golden.make(folder, suite="tiny")
     return folder
+
+
+@pytest.fixture(scope="session")
+def every(tiny_suite: None, tmp_path_factory: pytest.TempPathFactory) -> golden.Pack:
+    """A tiny pack of every recipe. Nobody may change it."""
+    folder = tmp_path_factory.mktemp("every") / "pack"
+    golden.make(folder, list(RECIPES), suite="tiny")
+    return golden.load(folder)
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ import numpy as np
 from flamia_ref._errors import Registry
 from flamia_ref.golden.cases import CaseSpec, Plant
 from flamia_ref.golden.inputs import Distribution
+from flamia_ref.golden.pack import Case
+from flamia_ref.golden.stage import Role
 from flamia_ref.golden.suites import SUITES
 
 RECIPE = "flamia-mxfp8-folded"
@@ -48,6 +50,17 @@ TINY = (
 
 # The suites of the package, and one of the small cases.
 WITH_TINY = Registry("suite", [*SUITES.items(), ("tiny", TINY)])
+
+
+
+def results(case: Case) -> dict[str, Any]:
+    """What a perfect kernel gives, in arrays of its own."""
+    return {
+        name: tensor.copy()
+        for name, tensor in case.tensors.items()
+        if case.places[name].stage.role is not Role.INPUT
+    }
+
 
 _TYPES = {"U8": "u1", "U16": "<u2", "I32": "<i4", "F32": "<f4"}
 

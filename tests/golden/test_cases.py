@@ -24,7 +24,7 @@ DATA = resources.files("flamia_ref.golden") / "data"
 
 def test_the_smoke_suite_covers_what_it_should() -> None:
     assert sum(case.pairs for case in SMOKE.values()) <= 150_000
-    assert {case.head_dim for case in SMOKE.values()} == {64, 128}
+    assert {case.head_dim for case in SMOKE.values()} == {64, 128}  # what kernels have
     assert {case.causal for case in SMOKE.values()} == {True, False}
     grouped = SMOKE["lengths-around-32"]
     assert sorted(grouped.lengths) == [0, 1, 31, 32, 33]
@@ -50,6 +50,7 @@ def test_the_real_case_is_the_recording() -> None:
         "q": (151, 3, 64),
         "k": (151, 1, 64),
         "v": (151, 1, 64),
+        "dout": (151, 3, 64),
     }
     for name, bits in inputs.items():
         digest = hashlib.sha256(bits.astype("<u2").tobytes()).hexdigest()
@@ -79,12 +80,15 @@ def test_plants_are_planted() -> None:
     plants = (
         Plant(tensor="k", token=3, head=0, channel=5, bits=0x7F80),
         Plant(tensor="q", token=0, head=1, channel=0, bits=0x8000),
+        Plant(tensor="dout", token=5, head=1, channel=1, bits=0x7FC0),
     )
     plain, planted = spec().inputs(), spec(plants=plants).inputs()
     assert planted["k"][3, 0, 5] == 0x7F80
     assert planted["q"][0, 1, 0] == 0x8000
     assert np.count_nonzero(plain["k"] != planted["k"]) == 1
     assert np.count_nonzero(plain["q"] != planted["q"]) == 1
+    assert planted["dout"][5, 1, 1] == 0x7FC0
+    assert np.count_nonzero(plain["dout"] != planted["dout"]) == 1
     assert np.array_equal(plain["v"], planted["v"])
 
 
@@ -95,7 +99,7 @@ def test_only_the_poisoned_case_holds_nan_or_infinity() -> None:
 
 
 def test_the_default_scale_is_the_correctly_rounded_one() -> None:
-    assert SMOKE["full-140-d128"].softmax_scale == 1 / math.sqrt(128)
+    assert SMOKE["outliers-d128"].softmax_scale == 1 / math.sqrt(128)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from flamia_ref import golden
-from flamia_ref.golden.dataflow import STAGES
 from flamia_ref.golden.simulator import jax_kernel, numpy_kernel
 from flamia_ref.report import CaseResult, Report, Status
 from tests.golden.packs import (
@@ -20,6 +19,7 @@ from tests.golden.packs import (
     flip,
     offset,
     read_safetensors,
+    results,
     typed,
     write_safetensors,
 )
@@ -30,15 +30,6 @@ FILE = f"{FIRST}.safetensors"
 @pytest.fixture
 def case(made: Path) -> golden.Case:
     return golden.load(made)[FIRST]
-
-
-def results(case: golden.Case) -> dict[str, Any]:
-    """What a perfect kernel gives, in arrays of its own."""
-    return {
-        name: tensor.copy()
-        for name, tensor in case.tensors.items()
-        if STAGES[case.places[name].stage.name].role != "input"
-    }
 
 
 def check(case: golden.Case, given: Mapping[str, Any]) -> CaseResult:
@@ -67,11 +58,11 @@ def test_the_simulator_passes_as_a_kernel(made: Path, kernel: Any) -> None:
     assert set(report.evidence.values()) == {"assumed"}
 
 
-def test_every_bit_of_every_tensor_counts(case: golden.Case) -> None:
+def test_bits_high_and_low_of_every_tensor_count(case: golden.Case) -> None:
     for name, tensor in results(case).items():
-        for bit in range(8 * tensor.itemsize):
-            if not tensor.size:
-                continue
+        if not tensor.size:
+            continue
+        for bit in (0, 4 * tensor.itemsize, 8 * tensor.itemsize - 1):
             given = results(case)
             at = (tensor.size * (bit + 1)) // (8 * tensor.itemsize + 1)
             unsigned = given[name].reshape(-1).view(f"u{tensor.itemsize}")
@@ -246,12 +237,75 @@ def test_with_all_stages_it_is_none(case: golden.Case) -> None:
 
 def test_tiled_scales_stand_for_the_scales(case: golden.Case) -> None:
     given = results(case)
-    for operand in "qkv":
+    for operand in ("q", "k", "v", "do"):
         del given[f"{operand}.scales"]
     given["q.codes"][0, 0, 0] ^= 1
     assert check(case, given).suspects == ()
     del given["q.scales.tiled.2"]
     assert check(case, given).suspects == ("q.scales",)
+
+
+FORWARD_ONLY = "forward only: nothing of the backward was given"
+
+
+def forward_results(case: golden.Case) -> dict[str, Any]:
+    """What a perfect kernel without a backward gives."""
+    return {
+        name: tensor
+        for name, tensor in results(case).items()
+        if not case.places[name].stage.backward
+    }
+
+
+def test_a_forward_alone_passes_and_the_report_says_so(case: golden.Case) -> None:
+    given = forward_results(case)
+    assert {"out", "lse", "s.2", "o"} <= set(given)
+    assert not {"dq", "delta", "do.codes", "p.dv.2"} & set(given)
+    result = check(case, given)
+    assert (result.passed, result.not_given, result.note) == (True, (), FORWARD_ONLY)
+    assert f"    {FORWARD_ONLY}" in golden.check(case, {case.name: given}).to_text()
+    given["s.2"][0, 3, 2] += 1
+    result = check(case, given)
+    assert (result.departs, result.suspects, result.note) == ("s", (), FORWARD_ONLY)
+    # dout is an input: to give it back is no backward.
+    result = check(case, forward_results(case) | {"dout": case.tensors["dout"].copy()})
+    assert (result.passed, result.note) == (True, FORWARD_ONLY)
+
+
+def test_a_part_of_the_backward_is_compared_and_the_rest_is_named(case: golden.Case) -> None:
+    given = forward_results(case) | {"dq": results(case)["dq"]}
+    result = check(case, given)
+    assert (result.passed, result.note) == (True, "")
+    assert result.not_given == (
+        *("do.scales", "do.codes", "delta", "dp", "p.dv", "p.dv.scales", "p.dv.codes", "ds"),
+        *("ds.dq.scales", "ds.dq.codes", "ds.dk.scales", "ds.dk.codes", "dk", "dv"),
+    )
+    given["dq"].view(np.uint16)[4, 1, 3] ^= 1
+    result = check(case, given)
+    assert result.departs == "dq"
+    # P of dV is a suspect as what dS is made of; what leads to dK or dV alone is none.
+    assert result.suspects == (
+        *("do.scales", "do.codes", "delta", "dp", "p.dv", "ds", "ds.dq.scales", "ds.dq.codes"),
+    )
+
+
+def test_the_first_stage_of_the_backward_that_departs_is_named(case: golden.Case) -> None:
+    given = results(case)
+    for name in ("delta", "ds.2", "dq", "dk"):
+        given[name].reshape(-1).view(f"u{given[name].itemsize}")[-1] ^= 1
+    result = check(case, given)
+    assert (result.departs, result.suspects) == ("delta", ())
+    given["delta"] = results(case)["delta"]
+    assert check(case, given).departs == "ds"
+    del given["delta"]
+    result = check(case, given)
+    assert (result.departs, result.suspects) == ("ds", ("delta",))
+
+
+@pytest.mark.parametrize("output", ["out", "lse"])
+def test_gradients_alone_do_not_pass(case: golden.Case, output: str) -> None:
+    given = {name: results(case)[name] for name in ("dq", "dk", "dv", output)}
+    assert check(case, given).status is Status.MISSING
 
 
 @pytest.mark.parametrize("output", ["out", "lse"])
@@ -379,19 +433,21 @@ def test_nan_bits_do_not_matter_but_nan_does(made: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, -np.inf, np.nan])
-def test_masked_scores_may_be_left_out(case: golden.Case, value: float) -> None:
+@pytest.mark.parametrize("stage", ["s", "dp"])
+def test_masked_scores_may_be_left_out(case: golden.Case, stage: str, value: float) -> None:
     given = results(case)
-    given["s.2"][:, ~np.tril(np.ones((35, 35), bool))] = value
+    given[f"{stage}.2"][:, ~np.tril(np.ones((35, 35), bool))] = value
     assert check(case, given).passed
-    given["s.2"][0, 3, 3] = value
-    assert check(case, given).departs == "s"
+    given[f"{stage}.2"][0, 3, 3] = value
+    assert check(case, given).departs == stage
 
 
-def test_masked_scores_may_not_be_anything(case: golden.Case) -> None:
+@pytest.mark.parametrize("stage", ["s", "dp"])
+def test_masked_scores_may_not_be_anything(case: golden.Case, stage: str) -> None:
     given = results(case)
-    given["s.2"][1, 3, 4] = 12345.0
+    given[f"{stage}.2"][1, 3, 4] = 12345.0
     result = check(case, given)
-    assert result.departs == "s"
+    assert result.departs == stage
     assert result.first is not None
     assert "masked pair" in result.first.note
 

@@ -1,74 +1,367 @@
-"""The graph of stages is in the order of the dataflow and complete."""
+"""The graph of stages follows from the recipe, in the order of the dataflow, and is complete."""
+
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from flamia_ref.attention import FORWARD_STAGES
-from flamia_ref.golden.dataflow import OUTPUTS, STAGES, TRACE, places, suspects, visible_pairs
+from flamia_ref.attention import RECIPES, Recipe, Use
+from flamia_ref.attention.stages import backward_stages, forward_stages
+from flamia_ref.golden.cases import CaseSpec
+from flamia_ref.golden.dataflow import GRADIENTS, INPUTS, OUTPUTS, Dataflow, dataflow, visible_pairs
+from flamia_ref.golden.stage import Role
 from tests.golden.packs import spec
 
-ORDER = list(STAGES)
+FOLDED = "flamia-mxfp8-folded"
+
+# Names by the documentation of the trace, in dataflow order, without inputs, outputs, tiled scales.
+TRACED = {
+    "bf16-fa4": (
+        "s row_max p p.o.codes row_sum o",
+        "delta dp p.dv p.dv.codes ds ds.dq.codes ds.dk.codes",
+    ),
+    "cudnn-mxfp8": (
+        "q.s.scales q.s.codes k.s.scales k.s.codes v.o.scales v.o.codes "
+        "s row_max p p.o.codes row_sum o",
+        "q.dk.scales q.dk.codes k.dq.scales k.dq.codes v.dp.scales v.dp.codes "
+        "do.dp.scales do.dp.codes do.dv.scales do.dv.codes delta dp p.dv p.dv.codes ds "
+        "ds.dq.scales ds.dq.codes ds.dk.scales ds.dk.codes",
+    ),
+    "cudnn-mxfp8-pv-bf16": (
+        "q.s.scales q.s.codes k.s.scales k.s.codes s row_max p p.o.codes row_sum o",
+        "v.dp.scales v.dp.codes do.dp.scales do.dp.codes delta dp p.dv p.dv.codes ds "
+        "ds.dq.codes ds.dk.codes",
+    ),
+    "flamia-mxfp8": (
+        "q.scales q.codes k.scales k.codes v.scales v.codes s row_max p p.o.codes row_sum o",
+        "do.scales do.codes delta dp p.dv p.dv.scales p.dv.codes ds "
+        "ds.dq.scales ds.dq.codes ds.dk.scales ds.dk.codes",
+    ),
+    FOLDED: (
+        "q.scales q.codes k.scales k.codes v.scales v.codes "
+        "s row_max p p.o.scales p.o.codes row_sum o",
+        "do.scales do.codes delta dp p.dv p.dv.scales p.dv.codes ds "
+        "ds.dq.scales ds.dq.codes ds.dk.scales ds.dk.codes",
+    ),
+    "flamia-mxfp8-unguarded": (
+        "q.scales q.codes k.scales k.codes v.scales v.codes s row_max p p.o.codes row_sum o",
+        "do.scales do.codes delta dp p.dv p.dv.scales p.dv.codes ds ds.scales ds.codes",
+    ),
+}
+
+# Scales and their tiled forms in a case of 2, 0 and 35 tokens, 2 heads over 1, 160 channels: 3 blocks
+# of tokens, 5 of channels, which take 2 tiles of channels and 2 tiles of 4 blocks. The tiled shapes
+# are those of the last document.
+TOKEN = (37, 2, 1)
+TILED = {2: (2, 1, 2, 512), 1: (1, 1, 2, 512)}  # by heads
+TRANSPOSED = {2: (2, 2, 1, 512), 1: (1, 2, 1, 512)}
+SCALES = {
+    "bf16-fa4": {},
+    "cudnn-mxfp8": {
+        "q.s.scales": (37, 2, 5),
+        "q.s.scales.tiled.2": TILED[2],
+        "k.s.scales": (37, 1, 5),
+        "k.s.scales.tiled.2": TILED[1],
+        "v.o.scales": (3, 1, 160),
+        "v.o.scales.tiled_transposed.2": TRANSPOSED[1],
+        "q.dk.scales": (3, 2, 160),
+        "q.dk.scales.tiled_transposed.2": TRANSPOSED[2],
+        "k.dq.scales": (3, 1, 160),
+        "k.dq.scales.tiled_transposed.2": TRANSPOSED[1],
+        "v.dp.scales": (37, 1, 5),
+        "v.dp.scales.tiled.2": TILED[1],
+        "do.dp.scales": (37, 2, 5),
+        "do.dp.scales.tiled.2": TILED[2],
+        "do.dv.scales": (3, 2, 160),
+        "do.dv.scales.tiled_transposed.2": TRANSPOSED[2],
+        "ds.dq.scales.2": (2, 35, 2),
+        "ds.dk.scales.2": (2, 2, 35),
+    },
+    "cudnn-mxfp8-pv-bf16": {
+        "q.s.scales": (37, 2, 5),
+        "q.s.scales.tiled.2": TILED[2],
+        "k.s.scales": (37, 1, 5),
+        "k.s.scales.tiled.2": TILED[1],
+        "v.dp.scales": (37, 1, 5),
+        "v.dp.scales.tiled.2": TILED[1],
+        "do.dp.scales": (37, 2, 5),
+        "do.dp.scales.tiled.2": TILED[2],
+    },
+    "flamia-mxfp8": {
+        "q.scales": TOKEN,
+        "q.scales.tiled.2": TILED[2],
+        "k.scales": (3, 1, 5),
+        "k.scales.tiled.2": TILED[1],
+        "k.scales.tiled_transposed.2": TRANSPOSED[1],
+        "v.scales": (3, 1, 5),
+        "v.scales.tiled.2": TILED[1],
+        "v.scales.tiled_transposed.2": TRANSPOSED[1],
+        "do.scales": TOKEN,
+        "do.scales.tiled.2": TILED[2],
+        "p.dv.scales.2": (2, 2, 35),
+        "ds.dq.scales.2": (2, 35, 2),
+        "ds.dk.scales.2": (2, 2, 35),
+    },
+    FOLDED: {
+        "q.scales": TOKEN,
+        "q.scales.tiled.2": TILED[2],
+        "k.scales": (37, 1, 1),
+        "k.scales.tiled.2": TILED[1],
+        "v.scales": (37, 1, 1),
+        "v.scales.tiled.2": TILED[1],
+        "p.o.scales.2": (2, 35, 2),
+        "do.scales": TOKEN,
+        "do.scales.tiled.2": TILED[2],
+        "p.dv.scales.2": (2, 2, 35),
+        "ds.dq.scales.2": (2, 35, 2),
+        "ds.dk.scales.2": (2, 2, 35),
+    },
+    "flamia-mxfp8-unguarded": {
+        "q.scales": (3, 2, 5),
+        "q.scales.tiled.2": TILED[2],
+        "q.scales.tiled_transposed.2": TRANSPOSED[2],
+        "k.scales": (3, 1, 5),
+        "k.scales.tiled.2": TILED[1],
+        "k.scales.tiled_transposed.2": TRANSPOSED[1],
+        "v.scales": (3, 1, 5),
+        "v.scales.tiled.2": TILED[1],
+        "v.scales.tiled_transposed.2": TRANSPOSED[1],
+        "do.scales": (3, 2, 5),
+        "do.scales.tiled.2": TILED[2],
+        "do.scales.tiled_transposed.2": TRANSPOSED[2],
+        "p.dv.scales.2": (2, 2, 2),
+        "ds.scales.2": (2, 2, 2),
+    },
+}
 
 
-def test_every_stage_of_the_simulator_is_there() -> None:
-    assert set(TRACE) == set(FORWARD_STAGES)
+def flow(name: str = FOLDED) -> Dataflow:
+    return dataflow(RECIPES[name])
+
+
+def shapes(name: str, case: CaseSpec) -> dict[str, tuple[int, ...]]:
+    return {key: place.shape for key, place in flow(name).places(case).items()}
+
+
+def test_every_recipe_is_here() -> None:
+    assert set(TRACED) == set(SCALES) == set(RECIPES)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_stages_are_those_of_the_recipe_in_order(name: str) -> None:
+    for backward, names in enumerate(TRACED[name]):
+        assert " ".join(flow(name).trace(backward=bool(backward))) == names
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_simulator_traces_the_same_stages(name: str) -> None:
+    assert set(flow(name).trace(backward=False)) == set(forward_stages(RECIPES[name]))
+    assert set(flow(name).trace(backward=True)) == set(backward_stages(RECIPES[name]))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_inputs_come_first_and_outputs_after_what_they_are_made_of(name: str) -> None:
+    stages = flow(name).stages
+    order = list(stages)
+    assert tuple(order[:5]) == INPUTS == ("cu_seqlens", "q", "k", "v", "dout")
+    assert tuple(order[-3:]) == GRADIENTS == ("dq", "dk", "dv")
     assert OUTPUTS == ("out", "lse")
-
-
-def test_parents_come_before_their_children() -> None:
-    for stage in STAGES.values():
+    for stage in stages.values():
+        assert (stage.role is Role.INPUT) == (stage.name in INPUTS)
+        assert (stage.role is Role.OUTPUT) == (stage.name in (*OUTPUTS, *GRADIENTS))
+        assert bool(stage.parents) == (stage.role is not Role.INPUT)
+        assert stage.backward == (order.index(stage.name) > order.index("lse"))
         for parent in stage.parents:
-            assert ORDER.index(parent) < ORDER.index(stage.name)
+            assert order.index(parent) < order.index(stage.name)
+            assert stages[parent].backward <= stage.backward
 
 
-def test_scales_come_before_their_codes() -> None:
-    for stage in STAGES.values():
+@pytest.mark.parametrize("name", RECIPES)
+def test_everything_is_on_the_way_to_an_output(name: str) -> None:
+    stages = flow(name).stages
+    reached = {*OUTPUTS, *GRADIENTS, "cu_seqlens"}
+    for stage in reversed(list(stages.values())):
+        if stage.name in reached:
+            reached |= set(stage.parents)
+    assert set(stages) - reached == {name for name, stage in stages.items() if stage.tiled}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_scales_come_before_their_codes(name: str) -> None:
+    stages = flow(name).stages
+    order = list(stages)
+    for stage in stages.values():
         if stage.scales is not None:
-            assert ORDER.index(stage.scales) < ORDER.index(stage.name)
+            assert stage.name == stage.scales.replace(".scales", ".codes")
+            assert order.index(stage.scales) < order.index(stage.name)
+            assert stage.scales in stage.parents
 
 
-def test_shapes_are_those_of_the_documentation() -> None:
-    shapes = {name: place.shape for name, place in places(spec(head_dim=160)).items()}
-    assert shapes["cu_seqlens"] == (4,)
-    assert shapes["q"] == shapes["q.codes"] == shapes["o"] == shapes["out"] == (37, 2, 160)
-    assert shapes["q.scales"] == (37, 2, 1)
-    assert shapes["k"] == shapes["v.codes"] == (37, 1, 160)
-    assert shapes["v.scales"] == (37, 1, 1)
-    assert shapes["row_max"] == shapes["row_sum"] == shapes["lse"] == (2, 37)
-    assert [shapes[f"s.{d}"] for d in range(3)] == [(2, 2, 2), (2, 0, 0), (2, 35, 35)]
-    assert [shapes[f"p.o.scales.{d}"] for d in range(3)] == [(2, 2, 1), (2, 0, 0), (2, 35, 2)]
-    assert shapes["p.o.codes.2"] == shapes["p.2"] == (2, 35, 35)
-    # 160 channels are 5 blocks, which is 2 tiles of 4.
-    tiled = [shapes[f"q.scales.tiled.{d}"] for d in range(3)]
-    assert tiled == [(2, 1, 2, 512), (2, 0, 2, 512), (2, 1, 2, 512)]
+@pytest.mark.parametrize("name", RECIPES)
+def test_shapes_are_those_of_the_documentation(name: str) -> None:
+    found = shapes(name, spec(head_dim=160))
+    assert found["cu_seqlens"] == (4,)
+    for of_queries in ("q", "dout", "o", "out", "dq"):
+        assert found[of_queries] == (37, 2, 160)
+    for of_keys in ("k", "v", "dk", "dv"):
+        assert found[of_keys] == (37, 1, 160)
+    for of_rows in ("row_max", "row_sum", "lse", "delta"):
+        assert found[of_rows] == (2, 37)
+    for of_pairs in ("s", "p", "dp", "p.dv", "ds", "p.o.codes", "p.dv.codes"):
+        assert [found[f"{of_pairs}.{d}"] for d in range(3)] == [(2, 2, 2), (2, 0, 0), (2, 35, 35)]
+    scales = {
+        key: shape
+        for key, shape in found.items()
+        if "scales" in key and not key.endswith((".0", ".1"))
+    }
+    assert scales == SCALES[name]
+    codes = {key: shape for key, shape in found.items() if ".codes" in key}
+    for key, shape in codes.items():
+        heads = 1 if key[0] in "kv" else 2
+        assert shape == (37, heads, 160) or key[-2:] in (".0", ".1", ".2")
+
+
+def test_shapes_of_tiles_where_no_two_sizes_agree() -> None:
+    # 300 tokens are 3 tiles, or 10 blocks, which are 3 tiles of 4. 544 channels are 5 tiles, or 17 blocks.
+    found = shapes("flamia-mxfp8", spec(lengths=(300, 0), head_dim=544, heads=6, kv_heads=2))
+    assert found["q.scales.tiled.0"] == (6, 3, 5, 512)
+    assert found["k.scales.tiled.0"] == (2, 3, 5, 512)
+    assert found["k.scales.tiled_transposed.0"] == (2, 5, 3, 512)
+    assert found["q.scales.tiled.1"] == (6, 0, 5, 512)
+    assert found["k.scales.tiled_transposed.1"] == (2, 5, 0, 512)
+    assert found["p.dv.scales.0"] == (6, 10, 300)
+    assert found["ds.dq.scales.0"] == (6, 300, 10)
+
+
+def test_layouts_in_words() -> None:
+    stages = flow("flamia-mxfp8").stages
+    assert stages["v.scales"].layout == "row-major [token_blocks, kv_heads, channel_blocks]"
+    assert stages["v.scales.tiled"].layout == (
+        "row-major [kv_heads, token_tiles, channel_block_tiles, bytes], "
+        "scales of 128x4 tiles, tokens by blocks of 32 channels, padding 0"
+    )
+    assert stages["v.scales.tiled_transposed"].layout == (
+        "row-major [kv_heads, channel_tiles, token_block_tiles, bytes], "
+        "scales of 128x4 tiles, channels by blocks of 32 tokens, padding 0"
+    )
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_pairs_in_bfloat16_take_two_bytes(name: str) -> None:
+    stages = flow(name).stages
+    for use in ("p.o", "p.dv", "ds.dq", "ds.dk"):
+        codes = stages.get(f"{use}.codes", stages.get("ds.codes"))
+        assert codes is not None
+        product = getattr(RECIPES[name], use.split(".")[1])
+        wide = product.instruction == "sm100.tcgen05.f16"
+        assert codes.view == ("BF16" if wide else "F8_E4M3")
+        assert codes.view.dtype == (np.uint16 if wide else np.uint8)
+
+
+# What products, and what is quantized for them, are computed from: the steps of the recipes.
+PARENTS = {
+    "bf16-fa4": {
+        "s": "q k",
+        "o": "p.o.codes v row_max row_sum",
+        "delta": "dout out",
+        "dp": "dout v",
+        "ds": "p.dv dp delta",
+        "ds.dk.codes": "ds",
+        "dq": "ds.dq.codes k",
+        "dk": "ds.dk.codes q",
+        "dv": "p.dv.codes dout",
+    },
+    "cudnn-mxfp8": {
+        "s": "q.s.scales q.s.codes k.s.scales k.s.codes",
+        "o": "p.o.codes v.o.scales v.o.codes row_max row_sum",
+        "do.dv.scales": "dout",
+        "delta": "dout out",
+        "dp": "do.dp.scales do.dp.codes v.dp.scales v.dp.codes",
+        "dq": "ds.dq.scales ds.dq.codes k.dq.scales k.dq.codes",
+        "dk": "ds.dk.scales ds.dk.codes q.dk.scales q.dk.codes",
+        "dv": "p.dv.codes do.dv.scales do.dv.codes",
+    },
+    "cudnn-mxfp8-pv-bf16": {
+        "o": "p.o.codes v row_max row_sum",
+        "dp": "do.dp.scales do.dp.codes v.dp.scales v.dp.codes",
+        "dq": "ds.dq.codes k",
+        "dv": "p.dv.codes dout",
+    },
+    "flamia-mxfp8": {
+        "s": "q.scales q.codes q k.scales k.codes k",
+        "o": "p.o.codes p v.scales v.codes v row_max row_sum",
+        "do.scales": "dout lse",
+        "do.codes": "dout lse do.scales",
+        "delta": "dout lse out",
+        "dp": "do.scales do.codes dout lse v.scales v.codes v",
+        "p.dv.scales": "p.dv do.scales",
+        "ds.dq.scales": "ds",
+        "ds.dk.scales": "ds q.scales",
+        "dq": "ds.dq.scales ds.dq.codes ds k.scales k.codes k",
+        "dk": "ds.dk.scales ds.dk.codes q.codes",
+        "dv": "p.dv.scales p.dv.codes do.codes",
+    },
+    FOLDED: {
+        "s": "q.scales q.codes k.scales k.codes",
+        "p.o.scales": "p v.scales",
+        "p.o.codes": "p v.scales p.o.scales",
+        "o": "p.o.scales p.o.codes v.codes row_max row_sum",
+        "lse": "row_max row_sum",
+        "dp": "do.scales do.codes v.scales v.codes",
+        "p.dv": "s lse",
+        "p.dv.codes": "p.dv do.scales p.dv.scales",
+        "ds.dq.codes": "ds k.scales ds.dq.scales",
+        "ds.dk.codes": "ds q.scales ds.dk.scales",
+        "dq": "ds.dq.scales ds.dq.codes k.codes",
+        "dk": "ds.dk.scales ds.dk.codes q.codes",
+        "dv": "p.dv.scales p.dv.codes do.codes",
+    },
+    "flamia-mxfp8-unguarded": {
+        "dq": "ds.scales ds.codes k.scales k.codes",
+        "dk": "ds.scales ds.codes q.scales q.codes",
+        "dv": "p.dv.scales p.dv.codes do.scales do.codes",
+        "ds.scales": "ds",
+    },
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_a_stage_is_computed_from(name: str) -> None:
+    stages = flow(name).stages
+    for stage, parents in PARENTS[name].items():
+        assert set(stages[stage].parents) == set(parents.split()), stage
 
 
 def test_a_stage_with_nothing_given_before_it_has_all_suspects() -> None:
-    assert suspects("out", frozenset({"out", "lse"})) == (
-        "q.scales",
-        "q.codes",
-        "k.scales",
-        "k.codes",
-        "v.scales",
-        "v.codes",
-        "s",
-        "row_max",
-        "p",
-        "p.o.scales",
-        "p.o.codes",
-        "row_sum",
-        "o",
+    forward = TRACED[FOLDED][0].split()
+    assert flow().suspects("out", frozenset({"out", "lse"})) == tuple(forward)
+    # Without dq, dk and dv nothing hides what leads to them.
+    assert flow().suspects("dq", frozenset({"out", "lse"})) == (
+        *(name for name in forward if name in ("q.scales", "q.codes", "k.scales", "k.codes")),
+        *("v.scales", "v.codes", "s", "do.scales", "do.codes", "delta", "dp", "p.dv", "ds"),
+        *("ds.dq.scales", "ds.dq.codes"),
     )
 
 
 def test_a_given_stage_hides_what_is_behind_it() -> None:
     given = frozenset({"s", "v.scales", "v.codes", "out"})
-    assert suspects("out", given) == ("row_max", "p", "p.o.scales", "p.o.codes", "row_sum", "o")
-    assert suspects("lse", frozenset({"row_max", "row_sum"})) == ()
+    assert flow().suspects("out", given) == (
+        *("row_max", "p", "p.o.scales", "p.o.codes", "row_sum", "o"),
+    )
+    assert flow().suspects("lse", frozenset({"row_max", "row_sum"})) == ()
+    given = frozenset({"out", "lse", "ds", "q.codes", "q.scales"})
+    assert flow().suspects("dk", given) == ("ds.dk.scales", "ds.dk.codes")
+
+
+def test_an_output_that_was_not_given_is_a_suspect() -> None:
+    found = flow().suspects("delta", frozenset())
+    assert {"out", "lse", "o"} <= set(found)
+    assert flow().suspects("delta", frozenset({"out", "lse"})) == ()
 
 
 def test_a_fault_in_lse_alone_does_not_suspect_v() -> None:
-    found = suspects("lse", frozenset({"out"}))
+    found = flow().suspects("lse", frozenset({"out"}))
     assert "row_sum" in found
     assert not {"v.codes", "p.o.codes", "o"} & set(found)
 
@@ -76,9 +369,54 @@ def test_a_fault_in_lse_alone_does_not_suspect_v() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 def test_visible_pairs(causal: bool) -> None:
     case = spec(causal=causal)
-    seen = visible_pairs(case, places(case)["s.2"])
+    places = flow().places(case)
+    seen = visible_pairs(case, places["s.2"])
     for query in range(35):
         for key in range(35):
             assert seen[query, key] == (not causal or key <= query)
-    assert visible_pairs(case, places(case)["s.1"]).shape == (0, 0)
+    assert visible_pairs(case, places["s.1"]).shape == (0, 0)
     assert seen.dtype == np.bool_
+
+
+def changed(product: str, side: str, recipe: str = FOLDED, **fields: Any) -> Recipe:
+    """A recipe with another operand."""
+    given = RECIPES[recipe]
+    of_product = getattr(given, product)
+    operand = replace(getattr(of_product, side), **fields)
+    return replace(given, name="mine", **{product: replace(of_product, **{side: operand})})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        (
+            changed("s", "left", "cudnn-mxfp8", block=("all", 1)),
+            r"^q.s has scale blocks \('all', 1\); packs hold",
+        ),
+        (changed("o", "left", block=(1, "all")), r"p.o has scale blocks \(1, 'all'\); packs hold"),
+        (
+            changed("s", "left", "cudnn-mxfp8", block=(32, 1)),
+            r"^q.s has scale blocks \(32, 1\), and s takes one scale for 32 channels",
+        ),
+        (changed("s", "left", block=(1, 32)), "dk.q has the codes of s.q, but another format or block"),
+        (
+            changed("dk", "right", scale_folded_into=None),
+            r"q has scale blocks \(1, 'all'\), and dk takes one scale for 32 tokens",
+        ),
+        (changed("dk", "right", same_codes_as=Use.S_K), "dk.q has the codes of s.k"),
+        (changed("dv", "left", same_codes_as=Use.O_P), "dv.p has the codes of o.p"),
+        (
+            changed("s", "left", "bf16-fa4", format="fp16"),
+            "s.q has format 'fp16'; packs hold presets, and bf16",
+        ),
+        (
+            changed("o", "left", "bf16-fa4", format="fp16"),
+            "p.o has format 'fp16'; packs hold e4m3, bf16",
+        ),
+        (replace(RECIPES[FOLDED], output="fp16"), "input bf16 and output fp16; packs hold bf16"),
+    ],
+)
+def test_recipes_that_packs_cannot_hold(recipe: Recipe, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        dataflow(recipe)
+    assert "\n" not in str(caught.value)

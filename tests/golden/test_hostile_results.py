@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from flamia_ref import golden, kernels
-from flamia_ref.golden.dataflow import STAGES
 from flamia_ref.golden.simulator import numpy_kernel
 from tests.golden.packs import (
     FIRST,
@@ -17,6 +16,7 @@ from tests.golden.packs import (
     flip,
     forge,
     read_safetensors,
+    results,
     typed,
     write_safetensors,
 )
@@ -25,15 +25,6 @@ from tests.golden.packs import (
 @pytest.fixture
 def case(made: Path) -> golden.Case:
     return golden.load(made)[FIRST]
-
-
-def results(case: golden.Case) -> dict[str, Any]:
-    """What a perfect kernel gives, in arrays of its own."""
-    return {
-        name: tensor.copy()
-        for name, tensor in case.tensors.items()
-        if STAGES[case.places[name].stage.name].role != "input"
-    }
 
 
 @pytest.mark.parametrize("list_first", [True, False])

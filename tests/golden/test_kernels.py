@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from flamia_ref import golden, kernels
-from flamia_ref.golden.dataflow import TRACE
+from flamia_ref.attention import RECIPES
+from flamia_ref.attention.stages import backward_stages, forward_stages
 from flamia_ref.golden.simulator import numpy_kernel
 from tests.golden.packs import FIRST, RECIPE
 
@@ -80,7 +81,10 @@ def test_what_a_kernel_is_called_with(made: Path) -> None:
     assert seen["causal"] is True
     assert seen["softmax_scale"] == case.spec.softmax_scale
     assert seen["recipe"] == RECIPE
-    assert set(seen["trace"]) == set(TRACE)
+    assert seen["dout"].dtype == ml_dtypes.bfloat16
+    assert np.array_equal(seen["dout"].view(np.uint16), case.tensors["dout"])
+    recipe = RECIPES[RECIPE]
+    assert set(seen["trace"]) == {*forward_stages(recipe), *backward_stages(recipe)}
     assert set(seen) == {
         "q",
         "k",
@@ -88,6 +92,7 @@ def test_what_a_kernel_is_called_with(made: Path) -> None:
         "cu_seqlens",
         "causal",
         "softmax_scale",
+        "dout",
         "recipe",
         "recipe_json",
         "trace",
@@ -107,20 +112,35 @@ def test_a_plain_kernel_gets_plain_arguments(made: Path) -> None:
         softcap: Any = None,
         dout: Any = None,
     ) -> dict[str, Any]:
-        assert window is softcap is dout is None
+        assert window is softcap is None
         return numpy_kernel(
-            q, k, v, cu_seqlens=cu_seqlens, causal=causal, softmax_scale=softmax_scale
+            q, k, v, cu_seqlens=cu_seqlens, causal=causal, softmax_scale=softmax_scale, dout=dout
         )
 
     (first, _) = golden.check(made, kernel).cases
     assert first.passed
     assert first.not_given[0] == "q.scales"
+    assert {"do.codes", "ds"} <= set(first.not_given)
+    assert not {"dq", "dk", "dv"} & set(first.not_given)
+    assert first.note == ""
+
+
+def test_a_kernel_without_a_backward_is_not_given_dout(made: Path) -> None:
+    def kernel(q: Any, k: Any, v: Any, *, cu_seqlens: Any, causal: bool, softmax_scale: float) -> Any:
+        return numpy_kernel(
+            q, k, v, cu_seqlens=cu_seqlens, causal=causal, softmax_scale=softmax_scale
+        )
+
+    report = golden.check(made, kernel)
+    assert report.passed
+    assert {case.note for case in report.cases} == {"forward only: nothing of the backward was given"}
+    assert "    forward only: nothing of the backward was given" in report.to_text()
 
 
 def test_a_kernel_may_scribble_on_its_inputs(made: Path) -> None:
     def kernel(q: Any, k: Any, v: Any, **keywords: Any) -> dict[str, Any]:
         results = numpy_kernel(q, k, v, **keywords)
-        for array in (q, k, v, keywords["cu_seqlens"]):
+        for array in (q, k, v, keywords["cu_seqlens"], keywords["dout"]):
             array[:] = 0
         return results
 

@@ -18,6 +18,7 @@ from flamia_ref.attention import RECIPES
 from flamia_ref.golden import making
 from flamia_ref.golden.cases import Plant
 from flamia_ref.golden.files import tensors_to_bytes
+from flamia_ref.golden.simulation import simulate
 from tests.golden.packs import FIRST, RECIPE, SECOND, canonical, read_safetensors, spec
 
 pytestmark = pytest.mark.usefixtures("tiny_suite")
@@ -131,13 +132,43 @@ def test_a_manifest_holds_no_field_of_this_run(made: Path) -> None:
         assert str(made.parent).encode() not in data
 
 
-def test_tiled_scales_are_where_the_layout_puts_them(made: Path) -> None:
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_tiled_scales_are_where_the_layout_puts_them(recipe: str) -> None:
+    case = spec(lengths=(140, 0, 3), head_dim=160)
+    tensors = simulate(case, RECIPES[recipe])
+    tiled = {name for name in tensors if ".tiled" in name}
+    assert len(tiled) % 3 == 0
+    for name in tiled:
+        source, form, document = name.replace(".scales.", " ").replace(".", " ").rsplit(maxsplit=2)
+        scales = tensors[f"{source.replace(' ', '.')}.scales"]
+        start, length = case.starts[int(document)], case.lengths[int(document)]
+        # Blocks of 32 tokens start at each document: 5, 0 and 1 of them.
+        first_block = (0, 5, 5)[int(document)]
+        by_token, by_channel = scales.shape[0] == case.tokens, scales.shape[2]
+        heads = scales.shape[1]
+        down, across = (160, -(-length // 32)) if form == "tiled_transposed" else (length, 5)
+        width = -(-across // 4)
+        expected = np.zeros((heads, -(-down // 128) * width * 512), np.uint8)
+        for head in range(heads):
+            for row in range(down):
+                for column in range(across):
+                    token, channel = (column * 32, row) if down == 160 else (row, column * 32)
+                    along = start + token if by_token else first_block + token // 32
+                    # One scale a token, one for 32 channels, or one a channel.
+                    of = {1: 0, 5: channel // 32, 160: channel}[by_channel]
+                    tile = row // 128 * width + column // 4
+                    place = tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4
+                    expected[head, place] = scales[along, head, of]
+        assert tensors[name].reshape(expected.shape).tolist() == expected.tolist(), name
+
+
+def test_tiled_scales_of_a_pack(made: Path) -> None:
     tensors = read_safetensors(made / f"{FIRST}.safetensors")
     starts = tensors["cu_seqlens"].tolist()
-    for operand in ("q", "k", "v"):
+    for operand in ("q", "k", "v", "do"):
         for document in range(3):
             rows = starts[document + 1] - starts[document]
-            expected = np.zeros((tensors[operand].shape[1], -(-rows // 128) * 512), np.uint8)
+            expected = np.zeros((tensors[f"{operand}.codes"].shape[1], -(-rows // 128) * 512), "u1")
             for head in range(len(expected)):
                 for row in range(rows):
                     # Offset of row r and column c = 0; 32 channels are one block.

@@ -219,6 +219,7 @@ def drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
 
 
 CASE = ("cases", 0)
+Q_OPERAND = ("recipes", RECIPE, "recipe", "s", "left")
 HUGE = 1 << 62
 
 
@@ -226,8 +227,8 @@ HUGE = 1 << 62
     ("change", "message"),
     [
         (put("schema", value="other"), "is not the manifest of"),
-        (put("schema_version", value=2), "has schema version 2, this version reads 1"),
-        (put("schema_version", value="1"), "has schema version '1'"),
+        (put("schema_version", value=1), "has schema version 1, this version reads 2; make the pack"),
+        (put("schema_version", value="2"), "has schema version '2'"),
         (put("numerics_version", value=-1), "numerics_version is -1"),
         (put("numerics_version", value=True), "numerics_version is True"),
         (put("nan", value="whatever"), "NaN policy"),
@@ -245,15 +246,23 @@ HUGE = 1 << 62
         (put("recipes", RECIPE, "recipe", value={}), "recipe has no field 'name'"),
         (put("recipes", RECIPE, "recipe", "name", value="other"), "its data are those of other"),
         (put("recipes", RECIPE, "recipe", "name", value="../up"), "recipe name '../up' is not"),
-        (put("recipes", RECIPE, "recipe", "steps", value={}), "no evidence label given"),
-        (put("recipes", RECIPE, "recipe", "steps", "o", value={}), "no field 'evidence'"),
+        (put("recipes", RECIPE, "recipe", "steps", value={}), "has no evidence for s.left.format"),
+        (put("recipes", RECIPE, "recipe", "steps", "o", value={}), "has no evidence, source"),
         (
             put("recipes", RECIPE, "recipe", "steps", "o", "evidence", value="proved"),
-            "unknown evidence label 'proved'",
+            "evidence is 'proved'; allowed: specified",
         ),
-        (drop("recipes", RECIPE, "recipe", "tiles"), "no field 'tiles'"),
+        (drop("recipes", RECIPE, "recipe", "softmax"), "recipe has no softmax"),
         (put("recipes", RECIPE, "recipe", "tiles", "key", value=0), "128 queries and 0 keys"),
-        (put("recipes", RECIPE, "recipe", "tiles", "key", value="128"), "must be an integer"),
+        (put("recipes", RECIPE, "recipe", "tiles", "key", value="128"), "it must be a int"),
+        (put("recipes", RECIPE, "recipe", "surprise", value=1), "unknown field of recipe"),
+        (put("recipes", RECIPE, "recipe", "input", value="fp16"), "packs hold bf16"),
+        (put(*Q_OPERAND, "block", value=[1, HUGE]), r"recipe: .*\(1, 4611686018427387904\)"),
+        (put(*Q_OPERAND, "block", value=["all", 1]), "has the codes of s.q, but another format or"),
+        (put(*Q_OPERAND, "block", value=[[]]), "recipe.s.left.block"),
+        (put(*Q_OPERAND, "format", value="te-mx-e4m4"), "unknown operand format 'te-mx-e4m4'"),
+        (put(*Q_OPERAND, "same_codes_as", value="o.v"), "s.q has the codes of o.v"),
+        (put(*Q_OPERAND, "same_codes_as", value="s.q\n"), "same_codes_as"),
         (put("recipes", value={"../up": {"recipe": {}, "evidence": "assumed"}}), "is not plain"),
         (put(*CASE, "file", value="../../secret.safetensors"), f"a case of this data is {FIRST}"),
         (put(*CASE, "file", value="/etc/passwd"), f"a case of this data is {FIRST}"),
@@ -298,6 +307,9 @@ HUGE = 1 << 62
         (put(*CASE, "sha256", value="0" * 63), "64 hexadecimal digits"),
         (put(*CASE, "tensors", value={}), "lists no cu_seqlens"),
         (drop(*CASE, "tensors", "lse"), "lists no lse; every case has inputs and outputs"),
+        (drop(*CASE, "tensors", "dout"), "lists no dout; every case has inputs and outputs"),
+        (drop(*CASE, "tensors", "dv"), "lists no dv; every case has inputs and outputs"),
+        (put(*CASE, "tensors", "q.s.codes", value={}), "unknown tensor .* 'q.s.codes'"),
         (drop(*CASE, "tensors", "row_sum"), "holds tensor 'row_sum', which the manifest does not"),
         (put(*CASE, "tensors", "s.9", value={}), "unknown tensor .* 's.9'"),
         (put(*CASE, "tensors", "lse", "shape", value=[2, 38]), "shape is .2, 38."),

@@ -13,10 +13,9 @@ import pytest
 
 from flamia_ref import golden
 from flamia_ref.attention import RECIPES, Recipe
-from flamia_ref.golden.dataflow import STAGES
 from flamia_ref.golden.recipes import RecipeEntry
 from flamia_ref.golden.simulator import numpy_kernel
-from tests.golden.packs import FIRST, RECIPE, forge, spec
+from tests.golden.packs import FIRST, RECIPE, forge, results, spec
 
 pytestmark = pytest.mark.usefixtures("tiny_suite")
 
@@ -85,11 +84,7 @@ def test_tiles_are_named_as_the_recipe_has_them(tmp_path: Path, tile: int) -> No
     pack = golden.make(tmp_path / "pack", [recipe], suite="tiny")
     case = golden.load(tmp_path / "pack")[f"tiny.{recipe.name}"]
     assert case.recipe == entry == pack.recipes[recipe.name]
-    given = {
-        name: tensor.copy()
-        for name, tensor in case.tensors.items()
-        if STAGES[case.places[name].stage.name].role != "input"
-    }
+    given = results(case)
 
     def where(name: str, index: tuple[int, ...]) -> dict[str, Any]:
         wrong = given[name].copy()

@@ -1,14 +1,14 @@
 """What the smoke suite says of its cases is true of their data."""
 
+import itertools
 import math
 from functools import cache
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from flamia_ref.attention import RECIPES, forward
+from flamia_ref.attention import RECIPES, backward, forward
 from flamia_ref.golden import SUITES
 from flamia_ref.golden.cases import CaseSpec
 from flamia_ref.golden.simulation import simulate
@@ -18,8 +18,8 @@ SMOKE = {case.name: case for case in SUITES["smoke"]}
 
 
 @cache
-def simulated(name: str) -> dict[str, np.ndarray]:
-    return simulate(SMOKE[name], RECIPES[RECIPE])
+def simulated(name: str, recipe: str = RECIPE) -> dict[str, np.ndarray]:
+    return simulate(SMOKE[name], RECIPES[recipe])
 
 
 def as_float(bits: np.ndarray) -> np.ndarray:
@@ -60,11 +60,23 @@ def test_smollm2_layer14() -> None:
 
 
 def test_lengths_around_32() -> None:
-    case = SMOKE["lengths-around-32"]
+    case, tensors = SMOKE["lengths-around-32"], simulated("lengths-around-32")
     assert "documents of 0, 1, 31, 32 and 33 tokens" in case.why
     assert sorted(case.lengths) == [0, 1, 31, 32, 33]
     longer = [start for start, n in zip(case.starts, case.lengths, strict=False) if n > 1]
     assert all(start % 32 for start in longer)
+    assert "nine query heads over three" in case.why
+    assert "maps heads by modulo gets only 0, 4 and 8 right" in case.why
+    assert (case.heads, case.kv_heads) == (9, 3)
+    q, k, v = (tensors[name].view(ml_dtypes.bfloat16) for name in "qkv")
+    # Head h over key/value head h % 3: heads 0, 3, 6 first, then 1, 4, 7, then 2, 5, 8.
+    order = [0, 3, 6, 1, 4, 7, 2, 5, 8]
+    back = np.argsort(order)
+    wrong = forward(
+        q[:, order], k, v, RECIPE, cu_seqlens=case.cu_seqlens, softmax_scale=case.softmax_scale
+    ).out[:, back]
+    right = as_float(tensors["out"])
+    assert [h for h in range(9) if np.array_equal(wrong[:, h], right[:, h])] == [0, 4, 8]
 
 
 def test_one_head_200() -> None:
@@ -80,72 +92,88 @@ def test_one_head_200() -> None:
     assert 0 < np.count_nonzero(rises) < len(rises)
 
 
-def test_full_140_d128() -> None:
-    case = SMOKE["full-140-d128"]
-    assert "a second tile of 12 keys that every query sees" in case.why
-    assert (case.lengths, case.head_dim, case.causal) == ((128 + 12,), 128, False)
-    assert np.all(simulated(case.name)["p.0"][:, :, 128:] > 0)
-
-
-def test_two_documents_d128() -> None:
-    case, tensors = SMOKE["two-documents-d128"], simulated("two-documents-d128")
-    assert "maps heads by modulo gets wrong in heads 1 and 2" in case.why
-    assert (case.heads, case.kv_heads) == (4, 2)
-    q, k, v = (tensors[name].view(ml_dtypes.bfloat16) for name in "qkv")
-    # Heads 0 and 2 over key/value head 0, 1 and 3 over 1.
-    order = [0, 2, 1, 3]
-    wrong = forward(
-        q[:, order], k, v, RECIPE, cu_seqlens=case.cu_seqlens, softmax_scale=case.softmax_scale
-    ).out[:, order]
-    right = as_float(tensors["out"])
-    assert [h for h in range(4) if not np.array_equal(wrong[:, h], right[:, h])] == [1, 2]
-
-
-@pytest.mark.parametrize("operand", "qkv")
-def test_outliers(operand: str) -> None:
-    case, tensors = SMOKE["outliers"], simulated("outliers")
+@pytest.mark.parametrize("operand", ["q", "k", "v", "dout"])
+def test_outliers_d128(operand: str) -> None:
+    case, tensors = SMOKE["outliers-d128"], simulated("outliers-d128")
+    assert "head dimension 128" in case.why
+    assert case.head_dim == 128
     assert "one element in 256 is 65536 times larger" in case.why
     assert "most of whose other codes are subnormal and some zero" in case.why
     # Without the factor no element is larger than 1020 times 2^exponent.
     large = np.abs(as_float(tensors[operand])) > 1020 * 2.0**case.exponent
     assert 1 / 400 < large.mean() < 1 / 150
     with_one = large.any(-1, keepdims=True)
-    others = magnitudes(tensors, operand)[with_one & ~large]
+    of = "do" if operand == "dout" else operand
+    others = magnitudes(tensors, of)[with_one & ~large]
     assert np.mean((others > 0) & (others < 8)) > 0.5
     assert 0.05 < np.mean(others == 0) < 0.5
-    scales = tensors[f"{operand}.scales"]
+    scales = tensors[f"{of}.scales"]
     assert scales[with_one].mean() > scales[~with_one].max() + 8
 
 
-@pytest.mark.parametrize("operand", "qkv")
-def test_wide_exponents(operand: str) -> None:
-    case, tensors = SMOKE["wide-exponents"], simulated("wide-exponents")
-    assert "more than 16 scale bytes a tensor" in case.why
-    assert len(np.unique(tensors[f"{operand}.scales"])) > 16
+@pytest.mark.parametrize("operand", ["q", "k", "v", "do"])
+def test_full_wide_exponents(operand: str) -> None:
+    case, tensors = SMOKE["full-wide-exponents"], simulated("full-wide-exponents")
+    assert "no mask" in case.why
+    assert not case.causal
+    assert "more than 12 scale bytes a tensor" in case.why
+    assert len(np.unique(tensors[f"{operand}.scales"])) > 12
     codes = magnitudes(tensors, operand)
     assert "over two codes in five are zero and one in ten is subnormal" in case.why
-    assert 0.4 < np.mean(codes == 0) < 0.45
+    assert 0.4 < np.mean(codes == 0) < 0.47
     assert 0.1 < np.mean((codes > 0) & (codes < 8)) < 0.15
 
 
-def test_poison() -> None:
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_poison(recipe: str) -> None:
+    case = SMOKE["poison"]
+    tensors = simulated(case.name, recipe)
+    assert "NaN in K of the first document and infinity in V of the second stay" in case.why
+    first, second, third, last = itertools.pairwise(case.starts)
+    inputs = {name: as_float(tensors[name]) for name in ("q", "k", "v", "dout")}
+    outputs = {name: as_float(tensors[name]) for name in ("out", "dq", "dk", "dv")}
+
+    def of(values: np.ndarray, bounds: tuple[int, int]) -> np.ndarray:
+        return values[slice(*bounds)]
+
+    assert [np.isnan(of(inputs["k"], one)).any() for one in (first, second, third, last)] == [
+        *(True, False, False, False),
+    ]
+    assert [np.isinf(of(inputs["v"], one)).any() for one in (first, second, third, last)] == [
+        *(False, True, False, False),
+    ]
+    for name, values in outputs.items():
+        assert np.isnan(of(values, first)).any(), name
+        assert np.isfinite(of(values, third)).all(), name
+    assert np.isinf(of(outputs["out"], second)).any() or np.isnan(of(outputs["out"], second)).any()
+
+    assert "in the third -0, a zero token of V, and a token without gradient" in case.why
+    assert (of(tensors["q"], third) == 0x8000).any()
+    assert (of(inputs["v"], third) == 0).all((1, 2)).any()
+    without = (of(inputs["dout"], third) == 0).all(2)
+    assert without.sum() == 1
+    assert not of(outputs["dq"], third)[without].any()
+
+    assert "the last holds one token, whose only score is -infinity: a dead row" in case.why
+    assert last[1] - last[0] == 1
+    assert np.isneginf(tensors["s.3"]).all()
+    assert np.isneginf(tensors["lse"][:, last[0]]).all()
+    assert of(inputs["dout"], last).any()
+    assert not of(tensors["out"], last).any()
+    for name in ("dq", "dk", "dv"):
+        # cuDNN's backward, whose rows see a key, does not ask whether lse is -infinity.
+        gradient = of(outputs[name], last)
+        assert (np.isnan(gradient) if recipe.startswith("cudnn") else gradient == 0).all(), name
+
+
+def test_what_the_third_document_of_poison_gives_alone() -> None:
     case, tensors = SMOKE["poison"], simulated("poison")
-    assert "what is poisoned stays inside its document" in case.why
-    bounds = list(zip(case.starts, case.starts[1:], strict=False))
-    (k_first, k_last), (v_first, v_last), (first, last) = bounds
-    inputs = {name: as_float(tensors[name]) for name in "qkv"}
-    assert np.isnan(inputs["k"][k_first:k_last]).any()
-    assert np.isposinf(inputs["v"][v_first:v_last]).any()
-    negative_zero = (tensors["q"][first:last] == 0x8000).any()
-    assert negative_zero
-    assert (inputs["v"][first:last] == 0).all((1, 2)).any()
-    out = as_float(tensors["out"])
-    assert np.isnan(out[k_first:k_last]).any()
-    assert np.isposinf(out[v_first:v_last]).any()
-    assert np.isfinite(out[first:last]).all()
-    alone: Any = forward(
-        *(tensors[name][first:last].view(ml_dtypes.bfloat16) for name in "qkv"),
-        RECIPE,
-        softmax_scale=case.softmax_scale,
+    rows = slice(*case.starts[2:4])
+    q, k, v, dout = (
+        tensors[name][rows].view(ml_dtypes.bfloat16) for name in ("q", "k", "v", "dout")
     )
-    assert np.array_equal(out[first:last], alone.out)
+    alone = forward(q, k, v, RECIPE, softmax_scale=case.softmax_scale)
+    gradient = backward(q, k, v, dout, alone)
+    assert np.array_equal(as_float(tensors["out"])[rows], alone.out)
+    for name in ("dq", "dk", "dv"):
+        assert np.array_equal(as_float(tensors[name])[rows], getattr(gradient, name))

@@ -1,1 +1,1 @@
-"""A slow second implementation of `flamia-mxfp8-folded`, sharing no code with the product."""
+"""A slow second implementation of the attention recipes, sharing no code with the product."""

@@ -76,13 +76,12 @@ def encode(bits: int, element: Element) -> int:
     sign = element.sign_bit if bits & float32.SIGN else 0
     if float32.is_infinite(bits):
         return sign | element.largest
-    magnitude = abs(float32.value(bits))
-    if not magnitude:
-        return sign
-    exponent = max(float32.floor_log2(magnitude), 1 - element.bias)
-    step = float32.power_of_two(exponent - element.fraction_bits)
-    integer = float32.nearest_even_integer(magnitude / step)
-    code = (exponent + element.bias - 1 << element.fraction_bits) + integer
+    significand, exponent = float32.split(bits)
+    magnitude = abs(significand)
+    least = 1 - element.bias - element.fraction_bits
+    unit = max(exponent + magnitude.bit_length() - 1 - element.fraction_bits, least)
+    integer = float32.nearest_even_multiple(magnitude, exponent, unit)
+    code = (unit - least << element.fraction_bits) + integer
     return sign | min(code, element.largest)
 
 

@@ -1,8 +1,9 @@
 """IEEE binary32 and bfloat16 as bit patterns, computed with exact rationals.
 
-A float32 is an ``int``, its 32 bits. Every operation decodes to :class:`fractions.Fraction`, works
-exactly, and rounds once to nearest even; subnormals are kept, overflow gives an infinity, and every
-NaN result is ``NAN``. Source: IEEE 754-2019, sections 3.4, 4.3.1 and 5.4.
+A float32 is an ``int``, its 32 bits. Every operation works exactly, on an integer times a power of
+two or on a :class:`fractions.Fraction`, and rounds once, to nearest even unless it says otherwise;
+subnormals are kept, overflow gives an infinity, and every NaN result is ``NAN``. Source: IEEE
+754-2019, sections 3.4, 4.3.1 and 5.4.
 """
 
 import math
@@ -31,8 +32,11 @@ def is_zero(bits: int) -> bool:
     return bits & 0x7FFFFFFF == 0
 
 
-def value(bits: int) -> Fraction:
-    """The exact value of a finite float32. Raises ValueError for NaN and infinities."""
+def split(bits: int) -> tuple[int, int]:
+    """A finite float32 as (signed integer m, exponent e): its value is m * 2**e.
+
+    Raises ValueError for NaN and infinities.
+    """
     field = bits >> 23 & 0xFF
     if field == 0xFF:
         raise ValueError(f"float32 bits {bits:#010x} have no finite value: pass a finite one")
@@ -41,8 +45,13 @@ def value(bits: int) -> Fraction:
         field = 1
     else:
         significand |= 0x800000
-    magnitude = significand * power_of_two(field - 150)
-    return -magnitude if bits & SIGN else magnitude
+    return -significand if bits & SIGN else significand, field - 150
+
+
+def value(bits: int) -> Fraction:
+    """The exact value of a finite float32. Raises ValueError for NaN and infinities."""
+    significand, exponent = split(bits)
+    return significand * power_of_two(exponent)
 
 
 def power_of_two(exponent: int) -> Fraction:
@@ -65,25 +74,41 @@ def nearest_even_integer(x: Fraction) -> int:
     return whole
 
 
-def _nearest(x: Fraction, sign: int, fraction_bits: int) -> int:
-    """Round to a format with float32's exponent range; ``sign`` (0 or 1) is used when x is 0."""
-    if x:
-        sign = int(x < 0)
-    magnitude = abs(x)
-    infinity = 0xFF << fraction_bits
-    pattern = 0
-    if magnitude:
-        exponent = max(floor_log2(magnitude), -126)
-        integer = nearest_even_integer(magnitude / power_of_two(exponent - fraction_bits))
-        # Adding the significand with its hidden bit to the field carries into the next binade by
-        # itself, and out of the subnormals too.
-        pattern = min((exponent + 126 << fraction_bits) + integer, infinity)
-    return sign << (8 + fraction_bits) | pattern
+def nearest_even_multiple(magnitude: int, exponent: int, unit: int) -> int:
+    """magnitude * 2**exponent, not negative, as the nearest multiple of 2**unit, ties to even."""
+    places = unit - exponent
+    if places <= 0:
+        return magnitude << -places
+    whole = magnitude >> places
+    doubled = (magnitude - (whole << places)) * 2
+    return whole + (doubled > 1 << places or (doubled == 1 << places and whole & 1))
+
+
+def round_dyadic(significand: int, exponent: int, zero_sign: int, fraction_bits: int = 23) -> int:
+    """significand * 2**exponent rounded once to a format with float32's exponent range.
+
+    A zero gets the sign ``zero_sign`` (0 or 1).
+    """
+    if not significand:
+        return zero_sign << (8 + fraction_bits)
+    magnitude = abs(significand)
+    least = -126 - fraction_bits
+    unit = max(exponent + magnitude.bit_length() - 1 - fraction_bits, least)
+    integer = nearest_even_multiple(magnitude, exponent, unit)
+    # Adding the significand with its hidden bit to the field carries into the next binade by
+    # itself, and out of the subnormals too.
+    pattern = min((unit - least << fraction_bits) + integer, 0xFF << fraction_bits)
+    return int(significand < 0) << (8 + fraction_bits) | pattern
 
 
 def nearest(x: Fraction, zero_sign: int = 0) -> int:
     """x rounded once to float32, to nearest even; a zero x gets the sign ``zero_sign``."""
-    return _nearest(x, zero_sign, 23)
+    if not x:
+        return zero_sign << 31
+    magnitude = abs(x)
+    exponent = max(floor_log2(magnitude), -126)
+    integer = nearest_even_integer(magnitude / power_of_two(exponent - 23))
+    return int(x < 0) << 31 | min((exponent + 126 << 23) + integer, INFINITY)
 
 
 def toward_zero(x: Fraction) -> int:
@@ -105,19 +130,97 @@ def multiply(a: int, b: int) -> int:
     sign = (a ^ b) >> 31
     if is_infinite(a) or is_infinite(b):
         return NAN if is_zero(a) or is_zero(b) else sign << 31 | INFINITY
-    return nearest(value(a) * value(b), sign)
+    (a_significand, a_exponent), (b_significand, b_exponent) = split(a), split(b)
+    return round_dyadic(a_significand * b_significand, a_exponent + b_exponent, sign)
+
+
+def _exact_sum(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    """The sum of two numbers that are an integer times a power of two, as another such."""
+    exponent = min(a[1], b[1])
+    return (a[0] << a[1] - exponent) + (b[0] << b[1] - exponent), exponent
 
 
 def add(a: int, b: int) -> int:
     """a + b."""
+    special = _special_sum(a, b)
+    if special is not None:
+        return special
+    # A zero sum is -0 only when both terms are -0 (x + -x is +0 under round to nearest).
+    return round_dyadic(*_exact_sum(split(a), split(b)), (a & b) >> 31)
+
+
+def _special_sum(a: int, b: int) -> int | None:
+    """a + b where one of them is NaN or infinite, else None."""
     if is_nan(a) or is_nan(b):
         return NAN
     if is_infinite(a) or is_infinite(b):
         if is_infinite(a) and is_infinite(b):
             return a if a == b else NAN
         return a if is_infinite(a) else b
-    # A zero sum is -0 only when both terms are -0 (x + -x is +0 under round to nearest).
-    return nearest(value(a) + value(b), (a & b) >> 31)
+    return None
+
+
+def add_down(a: int, b: int) -> int:
+    """a + b rounded toward minus infinity (IEEE 754 roundTowardNegative)."""
+    special = _special_sum(a, b)
+    if special is not None:
+        return special
+    if is_zero(a) and is_zero(b):
+        return (a | b) & SIGN
+    exact = value(a) + value(b)
+    if not exact:
+        return SIGN
+    magnitude = abs(exact)
+    exponent = max(floor_log2(magnitude), -126)
+    multiple = magnitude / power_of_two(exponent - 23)
+    if exact > 0:
+        return min((exponent + 126 << 23) + math.floor(multiple), INFINITY - 1)
+    return SIGN | min((exponent + 126 << 23) + math.ceil(multiple), INFINITY)
+
+
+def subtract(a: int, b: int) -> int:
+    """a - b."""
+    return add(a, negate(b))
+
+
+def divide(a: int, b: int) -> int:
+    """a / b."""
+    if is_nan(a) or is_nan(b):
+        return NAN
+    sign = (a ^ b) & SIGN
+    if is_infinite(a) or is_zero(b):
+        if (is_infinite(a) and is_infinite(b)) or (is_zero(a) and is_zero(b)):
+            return NAN
+        return sign | INFINITY
+    if is_infinite(b):
+        return sign
+    return nearest(value(a) / value(b), sign >> 31)
+
+
+def order(a: int) -> int:
+    """An integer that orders float32 numbers, infinities too, as their values, -0 below +0."""
+    return ~(a & 0x7FFFFFFF) if a & SIGN else a
+
+
+def maxnum(a: int, b: int) -> int:
+    """PTX max: the larger; a number against a NaN; NaN where both are; +0 against -0."""
+    if is_nan(a):
+        return NAN if is_nan(b) else b
+    if is_nan(b):
+        return a
+    return max(a, b, key=order)
+
+
+def exceeds(a: int, b: int) -> bool:
+    """a > b; false where one is NaN."""
+    if is_nan(a) or is_nan(b) or (is_zero(a) and is_zero(b)):
+        return False
+    return order(a) > order(b)
+
+
+def flush(a: int) -> int:
+    """A subnormal becomes the zero of its sign (PTX .ftz)."""
+    return a if a & 0x7F800000 else a & SIGN
 
 
 def negate(a: int) -> int:
@@ -137,7 +240,9 @@ def fused_multiply_add(a: int, b: int, c: int) -> int:
         return NAN if is_infinite(c) and c != product else product
     if is_infinite(c):
         return c
-    return nearest(value(a) * value(b) + value(c), sign & c >> 31)
+    (a_significand, a_exponent), (b_significand, b_exponent) = split(a), split(b)
+    exact = a_significand * b_significand, a_exponent + b_exponent
+    return round_dyadic(*_exact_sum(exact, split(c)), sign & c >> 31)
 
 
 def shift(a: int, exponent: int | float) -> int:
@@ -150,7 +255,8 @@ def shift(a: int, exponent: int | float) -> int:
         return a
     # Beyond these bounds every float32 overflows or vanishes: no need for a power of 2**2**128.
     bounded = max(-400, min(400, int(exponent)))
-    return nearest(value(a) * power_of_two(bounded), a >> 31)
+    significand, own_exponent = split(a)
+    return round_dyadic(significand, own_exponent + bounded, a >> 31)
 
 
 def ceiling(a: int) -> int:
@@ -160,6 +266,15 @@ def ceiling(a: int) -> int:
     if is_infinite(a):
         return a
     return nearest(Fraction(math.ceil(value(a))), a >> 31)
+
+
+def floor(a: int) -> int:
+    """The largest integer not above a; -0 stays -0."""
+    if is_nan(a):
+        return NAN
+    if is_infinite(a):
+        return a
+    return nearest(Fraction(math.floor(value(a))), a >> 31)
 
 
 def from_bfloat16(bits: int) -> int:
@@ -173,4 +288,15 @@ def to_bfloat16(bits: int) -> int:
         return BFLOAT16_NAN
     if is_infinite(bits):
         return bits >> 16
-    return _nearest(value(bits), bits >> 31, 7)
+    return round_dyadic(*split(bits), bits >> 31, 7)
+
+
+def multiply_bfloat16(a: int, b: int) -> int:
+    """a * b of two bfloat16 (16 bits), rounded once to bfloat16; NaN is 0x7fff."""
+    a, b = from_bfloat16(a), from_bfloat16(b)
+    exact = multiply(a, b)  # for its special values: zeros, infinities, NaN
+    if is_nan(a) or is_nan(b) or is_infinite(a) or is_infinite(b):
+        return to_bfloat16(exact)
+    (a_significand, a_exponent), (b_significand, b_exponent) = split(a), split(b)
+    significand, exponent = a_significand * b_significand, a_exponent + b_exponent
+    return round_dyadic(significand, exponent, exact >> 31, 7)

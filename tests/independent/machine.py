@@ -76,15 +76,79 @@ def fused_sum(
         if len(infinite_signs) == 2:
             return float32.NAN
         return float32.INFINITY if 1 in infinite_signs else float32.MINUS_INFINITY
+    return _cut_sum(terms)
+
+
+def _cut_sum(terms: Sequence[tuple[int, int, int]]) -> int:
+    """Terms cut toward zero below the largest exponent, added, cut to float32.
+
+    A term is (significand, not zero; exponent; fraction bits of the significand).
+    """
     largest = max((exponent for _, exponent, _ in terms), default=EXPONENT_FLOOR)
     largest = max(largest, EXPONENT_FLOOR)
     total = 0
     for significand, exponent, fraction_bits in terms:
         places = FRACTION_BITS + exponent - largest - fraction_bits
-        magnitude = abs(significand)
-        cut = magnitude << places if places >= 0 else magnitude >> -places
-        total += cut if significand > 0 else -cut
+        if places >= 0:
+            total += significand << places
+        elif significand > 0:
+            total += significand >> -places
+        else:
+            total -= -significand >> -places
     return _cut_to_float32(total, largest - FRACTION_BITS)
+
+
+@cache
+def _finite_products(a: codes.Element, b: codes.Element) -> list[list[tuple[int, int] | None]]:
+    """(significand, exponent) of the product of two codes; None where it is zero or not finite."""
+    table: list[list[tuple[int, int] | None]] = []
+    for a_kind, a_significand, a_exponent in element_operands(a):
+        row: list[tuple[int, int] | None] = []
+        for b_kind, b_significand, b_exponent in element_operands(b):
+            significand = a_significand * b_significand
+            finite = a_kind == FINITE and b_kind == FINITE
+            row.append((significand, a_exponent + b_exponent) if finite and significand else None)
+        table.append(row)
+    return table
+
+
+@cache
+def _special_codes(element: codes.Element) -> tuple[int, ...]:
+    """The codes that are infinite or NaN."""
+    operands = enumerate(element_operands(element))
+    return tuple(code for code, (kind, _, _) in operands if kind != FINITE)
+
+
+def _scaled_step(
+    a: Sequence[int],
+    b: Sequence[int],
+    c_bits: int,
+    *,
+    scale_exponent: int,
+    a_element: codes.Element,
+    b_element: codes.Element,
+) -> int:
+    """``fused_sum`` of codes: products from a table where every code and c are finite."""
+    product_bits = a_element.fraction_bits + b_element.fraction_bits
+    special = (
+        c_bits & float32.INFINITY == float32.INFINITY
+        or any(code in a for code in _special_codes(a_element))
+        or any(code in b for code in _special_codes(b_element))
+    )
+    if special:
+        a_table, b_table = element_operands(a_element), element_operands(b_element)
+        pairs = [(a_table[x], b_table[y]) for x, y in zip(a, b, strict=True)]
+        return fused_sum(pairs, c_bits, scale_exponent=scale_exponent, product_bits=product_bits)
+    table = _finite_products(a_element, b_element)
+    terms = [
+        (product[0], product[1] + scale_exponent, product_bits)
+        for x, y in zip(a, b, strict=True)
+        if (product := table[x][y])
+    ]
+    _, c_significand, c_exponent = float32_operand(c_bits)
+    if c_significand:
+        terms.append((c_significand, c_exponent, 23))
+    return _cut_sum(terms)
 
 
 def _cut_to_float32(total: int, exponent: int) -> int:
@@ -117,21 +181,27 @@ def scaled_chain(
     ``a`` and ``b`` hold K codes, the scales one E8M0 byte per 32 of them. The last step may be
     shorter: the missing codes are zeros.
     """
-    a_table, b_table = element_operands(a_element), element_operands(b_element)
     accumulators = []
     for step, (a_scale, b_scale) in enumerate(zip(a_scales, b_scales, strict=True)):
         part = slice(SCALED_TERMS * step, SCALED_TERMS * (step + 1))
         if codes.E8M0_NAN in (a_scale, b_scale):
             c_bits = float32.NAN
         else:
-            c_bits = fused_sum(
-                [(a_table[x], b_table[y]) for x, y in zip(a[part], b[part], strict=True)],
+            c_bits = _scaled_step(
+                a[part],
+                b[part],
                 c_bits,
                 scale_exponent=a_scale + b_scale - 254,
-                product_bits=a_element.fraction_bits + b_element.fraction_bits,
+                a_element=a_element,
+                b_element=b_element,
             )
         accumulators.append(c_bits)
     return accumulators
+
+
+@cache
+def _bfloat16_operand(bits: int) -> Operand:
+    return float32_operand(float32.from_bfloat16(bits))
 
 
 def bfloat16_chain(a: Sequence[int], b: Sequence[int], *, c_bits: int = 0) -> list[int]:
@@ -140,10 +210,7 @@ def bfloat16_chain(a: Sequence[int], b: Sequence[int], *, c_bits: int = 0) -> li
     for start in range(0, len(a), BFLOAT16_TERMS):
         part = slice(start, start + BFLOAT16_TERMS)
         pairs = [
-            (
-                float32_operand(float32.from_bfloat16(x)),
-                float32_operand(float32.from_bfloat16(y)),
-            )
+            (_bfloat16_operand(x), _bfloat16_operand(y))
             for x, y in zip(a[part], b[part], strict=True)
         ]
         c_bits = fused_sum(pairs, c_bits, scale_exponent=0, product_bits=46)

@@ -1,8 +1,10 @@
-"""The scale rule `te-mx-e4m3` on one block of float32 values.
+"""The scale rules `te-mx-e4m3` and `cudnn-mx-e4m3` on one block of float32 values.
 
-Source: TransformerEngine's MXFP8 kernel, common/cast/mxfp8/quantize_mxfp8.cuh at commit d0067d0:
-amax by a maximum that ignores NaN, d = amax * (1 / 448) in float32, scale byte = d rounded up to a
-power of two (254 for infinity), element = x * 2**(127 - byte) in float32, then to nearest e4m3.
+Source of the first: TransformerEngine's MXFP8 kernel, common/cast/mxfp8/quantize_mxfp8.cuh at
+commit d0067d0: amax by a maximum that ignores NaN, d = amax * (1 / 448) in float32, scale byte = d
+rounded up to a power of two (254 for infinity), element = x * 2**(127 - byte) in float32, then to
+nearest e4m3. The second, of cuDNN's backward, differs in blocks whose byte is 0: the inverse scale
+is 0 there, so that every number becomes a zero of its sign.
 """
 
 from collections.abc import Sequence
@@ -19,3 +21,12 @@ def quantize(block: Sequence[int]) -> tuple[list[int], int]:
     amax = max((x & 0x7FFFFFFF for x in block if not float32.is_nan(x)), default=0)
     byte = codes.encode_scale_up(float32.multiply(amax, RECIPROCAL_OF_LARGEST))
     return [codes.encode(float32.shift(x, 127 - byte), codes.E4M3) for x in block], byte
+
+
+def quantize_flushing(block: Sequence[int]) -> tuple[list[int], int]:
+    """As ``quantize``, but a block with byte 0 holds only zeros with their signs, and NaN."""
+    elements, byte = quantize(block)
+    if byte == 0:
+        # The sign bit of e4m3 is 0x80.
+        elements = [codes.E4M3.nan if float32.is_nan(x) else x >> 31 << 7 for x in block]
+    return elements, byte

@@ -1,4 +1,4 @@
-"""The slow attention: closed forms, special values, and float64 checks stage by stage."""
+"""The slow forward of flamia-mxfp8-folded: closed forms, special values, and float64 checks stage by stage."""
 
 import itertools
 import math
@@ -8,34 +8,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from tests.independent import attention, codes, float32
+from tests.independent import factors, float32, sums
 from tests.independent.attention import forward
 from tests.independent.oracles import load
+from tests.independent.samples import E4M3_VALUES, as_float64, bell, scale_values
 
-Array = npt.NDArray[Any]
 ONE, NAN, HUGE = 0x3F80, 0x7FC0, 0x7E00  # bfloat16; HUGE is 2**125
-E4M3_VALUES = np.array(
-    [float(codes.decode(c, codes.E4M3)) if c & 0x7F != 0x7F else math.nan for c in range(256)]
-)
-
-
-def bell(seed: int, *shape: int) -> Array:
-    """Bell-shaped bfloat16 bits."""
-    values = np.random.default_rng(seed).normal(size=shape)
-    return values.astype(ml_dtypes.bfloat16).view(np.uint16)
-
-
-def as_float64(bits: Array) -> Array:
-    """bfloat16 (uint16) or float32 (uint32) bits as float64."""
-    dtype = ml_dtypes.bfloat16 if bits.dtype == np.uint16 else np.float32
-    return bits.view(dtype).astype(np.float64)
-
-
-def scale_values(scales: Array) -> Array:
-    return np.ldexp(1.0, scales.astype(np.int32) - 127)
 
 
 def same(a: dict[str, Any], b: dict[str, Any]) -> None:
@@ -179,7 +159,7 @@ def test_the_split_keeps_the_rounding_of_t_out_of_p(first: int, positive: bool) 
     q, k = np.zeros((1, 1, 32), np.uint16), np.full((1, 1, 32), ONE, np.uint16)
     q[..., 0] = first
     result = forward(q, k, k, [0, 1], softmax_scale=1.0)
-    exact = as_float64(q)[0, 0, 0] * float(float32.value(attention.score_factor(1.0)))
+    exact = as_float64(q)[0, 0, 0] * float(float32.value(factors.exact_product(1.0)))
     n = float(np.float32(exact))
     assert n == math.ceil(n) == as_float64(result["row_max"]).item()
     assert (exact > n) == positive
@@ -200,7 +180,7 @@ def test_lanes() -> None:
             lanes = lanes + row
         pairs = lanes[[0, 4, 1, 5]] + lanes[[2, 6, 3, 7]]
         wanted = (pairs[0] + pairs[1]) + (pairs[2] + pairs[3])
-        got = attention._add_by_lanes(int(start.view(np.uint32)), values.view(np.uint32).tolist())
+        got = sums.eight_lanes(int(start.view(np.uint32)), values.view(np.uint32).tolist())
         assert got == int(wanted.view(np.uint32))
         other_order += (lanes[:4] + lanes[4:]).sum() != wanted
     # Another tree over the same lanes would have been noticed.
@@ -208,14 +188,14 @@ def test_lanes() -> None:
 
 
 def test_score_factor() -> None:
-    assert attention.score_factor(1.0) == 0x3FB8AA3B
-    assert attention.score_factor(0.125) == 0x3FB8AA3B - (3 << 23)
+    assert factors.exact_product(1.0) == 0x3FB8AA3B
+    assert factors.exact_product(0.125) == 0x3FB8AA3B - (3 << 23)
     # Near enough to no rounding boundary that float64 gives the same bits.
     wanted = np.float32(1 / math.sqrt(128) * math.log2(math.e)).view(np.uint32)
-    assert attention.score_factor(1 / math.sqrt(128)) == int(wanted)
+    assert factors.exact_product(1 / math.sqrt(128)) == int(wanted)
     for bad in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="softmax_scale"):
-            attention.score_factor(bad)
+            factors.exact_product(bad)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +222,7 @@ def test_every_stage_follows_from_the_one_before(length: int, head_dim: int, cau
     assert (abs(s - exact) <= 2.0**-18 * (abs(decoded["q"]) @ abs(decoded["k"]).T)).all()
 
     # Steps 3 and 4.
-    c = float(float32.value(attention.score_factor(1 / math.sqrt(head_dim))))
+    c = float(float32.value(factors.exact_product(1 / math.sqrt(head_dim))))
     n = np.where(mask, np.ceil((s * c).astype(np.float32)), -np.inf)
     tiles = [slice(start, min(start + 128, length)) for start in range(0, length, 128)]
     m = np.full(length, -np.inf)

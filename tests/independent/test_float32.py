@@ -60,6 +60,125 @@ def test_add_cancels() -> None:
     assert [float32.add(x, y) for x, y in zip(a, b, strict=True)] == wanted
 
 
+def test_subtract_and_divide() -> None:
+    a, b = operands(COUNT, 12), operands(COUNT, 13)
+    with np.errstate(all="ignore"):
+        difference = expected(as_floats(a) - as_floats(b))
+        quotient = expected(as_floats(a) / as_floats(b))
+    pairs = list(zip(a, b, strict=True))
+    assert [float32.subtract(x, y) for x, y in pairs] == difference
+    assert [float32.divide(x, y) for x, y in pairs] == quotient
+
+
+def test_add_down() -> None:
+    """The sum is not above the exact one, and the next float32 is."""
+    a, b = operands(COUNT, 14), operands(COUNT, 15)
+    # A third of the cases is nearly equal and opposite.
+    b[::3] = [x ^ float32.SIGN ^ (i % 3) for i, x in enumerate(a[::3])]
+    compared = 0
+    for x, y in zip(a, b, strict=True):
+        special = [float32.is_nan(z) or float32.is_infinite(z) for z in (x, y)]
+        got = float32.add_down(x, y)
+        if any(special):
+            assert got == float32.add(x, y)
+            continue
+        exact = float32.value(x) + float32.value(y)
+        if not exact:
+            # -0 wherever the terms differ.
+            assert got == (0 if x == y == 0 else float32.SIGN)
+            continue
+        rank = float32.order(got)
+        above = got - 1 if got & float32.SIGN and not float32.is_zero(got) else got + 1
+        above = 1 if float32.is_zero(got) else above
+        assert float32.order(above) > rank
+        if got == float32.MINUS_INFINITY:
+            assert exact < -float32.value(0x7F7FFFFF)
+        else:
+            assert float32.value(got) <= exact
+        assert above == float32.INFINITY or exact < float32.value(above)
+        compared += 1
+    assert compared > COUNT // 2
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "wanted"),
+    [
+        (0x3F800000, 0x4B400000, 0x4B400001),
+        (0xBF000000, 0x4B400000, 0x4B3FFFFF),  # 12582912 - 1/2: down to 12582911
+        (0x3F7FFFFF, 0x4B400000, 0x4B400000),  # down where nearest would be up
+        (0x7F7FFFFF, 0x7F7FFFFF, 0x7F7FFFFF),  # no overflow from below
+        (0xFF7FFFFF, 0x80000001, 0xFF800000),
+        (0x3F800000, 0xBF800000, 0x80000000),
+    ],
+)
+def test_add_down_by_hand(a: int, b: int, wanted: int) -> None:
+    assert float32.add_down(a, b) == wanted
+
+
+def test_maxnum() -> None:
+    """A NaN loses, +0 beats -0; otherwise numpy's fmax."""
+    a, b = operands(COUNT, 16), operands(COUNT, 17)
+    wanted = expected(np.fmax(as_floats(a), as_floats(b)))
+    for x, y, z in zip(a, b, wanted, strict=True):
+        if not (float32.is_zero(x) and float32.is_zero(y)):
+            assert float32.maxnum(x, y) == float32.maxnum(y, x) == z
+    zero, nan = float32.SIGN, 0xFFC00000
+    assert float32.maxnum(0, zero) == float32.maxnum(zero, 0) == 0
+    assert float32.maxnum(nan, zero) == float32.maxnum(zero, nan) == zero
+    assert float32.maxnum(nan, nan) == float32.NAN
+
+
+def test_exceeds() -> None:
+    a, b = operands(COUNT, 18), operands(COUNT, 19)
+    a[::7] = b[::7]
+    wanted = (as_floats(a) > as_floats(b)).tolist()
+    assert [float32.exceeds(x, y) for x, y in zip(a, b, strict=True)] == wanted
+    assert not float32.exceeds(0, float32.SIGN)
+
+
+def test_flush() -> None:
+    cases = {0x007FFFFF: 0, 0x80000001: 0x80000000, 0x00800000: 0x00800000, 0: 0}
+    cases |= {0xFF800000: 0xFF800000, 0x7FC00000: 0x7FC00000}
+    assert {x: float32.flush(x) for x in cases} == cases
+
+
+def test_products_of_bfloat16() -> None:
+    """One rounding, by rationals; it is what rounding to float32 first gives too.
+
+    A product has 16 significant bits, so that float32 holds all that are not below 2**-134, half
+    the smallest bfloat16.
+    """
+    source = random.Random(20)
+    subnormal = 0
+    for _ in range(COUNT):
+        a = source.choice((source.getrandbits(16), source.randrange(0x1E00, 0x2000)))
+        b = source.choice((source.getrandbits(16), source.randrange(0x1E00, 0x2000)))
+        got = float32.multiply_bfloat16(a, b)
+        product = float32.multiply(a << 16, b << 16)
+        assert got == float32.to_bfloat16(product)
+        if float32.is_nan(product) or float32.is_infinite(product):
+            continue
+        exact = abs(float32.value(a << 16) * float32.value(b << 16))
+        if exact < float32.power_of_two(-126):
+            subnormal += 1
+            # A subnormal bfloat16 counts units of 2**-133.
+            assert got & 0x7FFF == round(exact * 2**133)
+            assert got >> 15 == (a ^ b) >> 15
+    assert subnormal > 100
+
+
+def test_round_dyadic_is_nearest() -> None:
+    source = random.Random(21)
+    for _ in range(COUNT):
+        significand = source.getrandbits(source.choice((1, 24, 25, 26, 60)))
+        significand *= source.choice((1, -1))
+        exponent = source.choice((source.randint(-220, 120), source.randint(-160, -120)))
+        exact = significand * float32.power_of_two(exponent)
+        for sign in (0, 1):
+            wanted = float32.nearest(exact, sign)
+            assert float32.round_dyadic(significand, exponent, sign) == wanted
+
+
 def test_fused_multiply_add() -> None:
     path = ctypes.util.find_library("m")
     if path is None:
@@ -95,6 +214,13 @@ def test_shift_far() -> None:
 def test_ceiling() -> None:
     a = operands(COUNT, 9)
     assert [float32.ceiling(x) for x in a] == expected(np.ceil(as_floats(a)))
+
+
+def test_floor() -> None:
+    a = operands(COUNT, 22)
+    with np.errstate(all="ignore"):
+        wanted = expected(np.floor(as_floats(a)))
+    assert [float32.floor(x) for x in a] == wanted
 
 
 def test_bfloat16() -> None:

@@ -58,7 +58,8 @@ def test_every_output(place: Path) -> None:
         lines = output.splitlines()
         if shown and shown[-1] == "...":
             shown, lines = shown[:-1], lines[: len(shown) - 1]
-        assert lines == [line for line in shown if line], command.splitlines()[0]
+        shown, lines = (list(filter(None, part)) for part in (shown, lines))
+        assert lines == shown, command.splitlines()[0]
 
 
 @pytest.mark.parametrize("index", range(sum(kind == "python" for kind, _ in BLOCKS)))

@@ -1,0 +1,114 @@
+"""What must not change a bit: the company that a document is packed in, and the tokens that come later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flamia_ref import _backend
+from flamia_ref.attention.backward_pass import backward
+from flamia_ref.attention.forward_pass import forward
+from flamia_ref.attention.recipe import Recipe
+from flamia_ref.attention.samples import Sample
+
+Results = dict[str, npt.NDArray[np.float32]]
+
+
+class Change(NamedTuple):
+    """A result that changed: `changed` of `elements`, the first at `place` (token, head, channel; no channel in lse).
+
+    There it is `alone` on its own, and `together` in company or with later tokens.
+    """
+
+    result: str
+    changed: int
+    elements: int
+    place: tuple[int, ...]
+    alone: float
+    together: float
+
+    def __str__(self) -> str:
+        names = ("token", "head", "channel")
+        where = ", ".join(f"{name} {at}" for name, at in zip(names, self.place, strict=False))
+        return (
+            f"{self.result} changes in {self.changed} of {self.elements} elements, first at {where}:"
+            f" {self.alone:g} alone, {self.together:g} here"
+        )
+
+
+def packing(recipe: Recipe, sample: Sample, *, causal: bool) -> list[Change]:
+    """Results of packed documents that are not, bit for bit, those of each document alone, in two orders of packing."""
+    count = len(sample.documents)
+    alone = [_both(recipe, sample.taken((index,)), causal) for index in range(count)]
+    changes: list[Change] = []
+    for order in (tuple(range(count)), tuple(reversed(range(count)))):
+        together = _both(recipe, sample.taken(order), causal)
+        start = 0
+        for index in order:
+            length = sample.documents.lengths[index]
+            for name, expected in alone[index].items():
+                found = together[name][start : start + length]
+                changes += _change(name, expected, found)
+            start += length
+    return changes
+
+
+def prefix(recipe: Recipe, sample: Sample, lengths: tuple[int, ...]) -> dict[int, list[Change]]:
+    """Where the causal forward of a document's first tokens is not the first rows of the whole, by their number."""
+    whole = _forward(recipe, sample, len(sample.q))
+    found = {}
+    for length in lengths:
+        first = _forward(recipe, sample, length)
+        found[length] = [
+            change
+            for name, expected in first.items()
+            for change in _change(name, expected, whole[name][:length])
+        ]
+    return found
+
+
+def _forward(recipe: Recipe, sample: Sample, tokens: int) -> Results:
+    result = forward(sample.q[:tokens], sample.k[:tokens], sample.v[:tokens], recipe)
+    return {"out": np.asarray(result.out), "lse": np.asarray(result.lse).T}
+
+
+def _both(recipe: Recipe, sample: Sample, causal: bool) -> Results:
+    """All results of a forward and a backward, tokens first."""
+    first = forward(
+        sample.q,
+        sample.k,
+        sample.v,
+        recipe,
+        cu_seqlens=np.array(sample.documents.offsets, dtype=np.int32),
+        causal=causal,
+    )
+    second = backward(sample.q, sample.k, sample.v, sample.dout, first)
+    return {
+        "out": np.asarray(first.out),
+        "lse": np.asarray(first.lse).T,
+        "dq": np.asarray(second.dq),
+        "dk": np.asarray(second.dk),
+        "dv": np.asarray(second.dv),
+    }
+
+
+def _change(
+    name: str, alone: npt.NDArray[np.float32], together: npt.NDArray[np.float32]
+) -> Iterator[Change]:
+    """The change of one result, if there is one."""
+    different = _backend.bits(np.ascontiguousarray(alone)) != _backend.bits(
+        np.ascontiguousarray(together)
+    )
+    if different.any():
+        place = tuple(int(at) for at in np.argwhere(different)[0])
+        yield Change(
+            name,
+            int(different.sum()),
+            different.size,
+            place,
+            float(alone[place]),
+            float(together[place]),
+        )

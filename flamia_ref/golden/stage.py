@@ -1,0 +1,136 @@
+"""A tensor of a pack as a step of the dataflow: what it holds, its shape, what it is computed from."""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from flamia_ref.golden.cases import CaseSpec
+
+BLOCK = 32  # elements that share a scale in an MMA
+TILE_ROWS, TILE_COLUMNS, TILE_BYTES = 128, 4, 512  # a tile of scales
+
+
+class View(StrEnum):
+    """What the stored bits of a tensor mean, by the name that safetensors has for it."""
+
+    F8_E4M3 = "F8_E4M3"
+    F8_E8M0 = "F8_E8M0"
+    BF16 = "BF16"
+    F32 = "F32"
+    I32 = "I32"
+
+    @property
+    def storage(self) -> str:
+        """The name of the dtype on disk: unsigned integers for what numpy has not."""
+        return _STORAGE.get(self.value, self.value)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The numpy type of the stored tensor."""
+        return np.dtype({"U8": "u1", "U16": "u2", "F32": "f4", "I32": "i4"}[self.storage])
+
+
+_STORAGE = {"F8_E4M3": "U8", "F8_E8M0": "U8", "BF16": "U16"}
+
+
+class Role(StrEnum):
+    """What a tensor is for whoever checks a kernel."""
+
+    INPUT = "input"
+    STAGE = "stage"
+    OUTPUT = "output"
+
+
+# The axes of scales in the order that kernels load: tiles of tokens by blocks of channels, or of
+# channels by blocks of tokens.
+TILES = ("token_tiles", "channel_block_tiles", "bytes")
+TRANSPOSED_TILES = ("channel_tiles", "token_block_tiles", "bytes")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """A step of the dataflow.
+
+    `axes` name the dimensions (see `shape`). `parents` are the stages it is computed from.
+    `scales` names the stage that holds the scales of these codes. `masked_optional`: a kernel may
+    skip masked pairs; zero, -infinity or NaN there says that it did. `backward`: it belongs to the
+    backward, which a kernel need not have.
+    """
+
+    name: str
+    view: View
+    axes: tuple[str, ...]
+    parents: tuple[str, ...] = ()
+    role: Role = Role.STAGE
+    scales: str | None = None
+    masked_optional: bool = False
+    backward: bool = False
+
+    @property
+    def per_document(self) -> bool:
+        """Whether the stage is a list with one array a document."""
+        return not {"tokens", "token_blocks", "starts"} & set(self.axes)
+
+    @property
+    def tiled(self) -> bool:
+        """Whether the tensor is scales in the 128x4 order that kernels load."""
+        return "bytes" in self.axes
+
+    @property
+    def layout(self) -> str:
+        """The order of the elements in memory, in words."""
+        order = f"row-major [{', '.join(self.axes)}]"
+        if not self.tiled:
+            return order
+        rows, columns = (
+            ("tokens", "channels") if "token_tiles" in self.axes else ("channels", "tokens")
+        )
+        return f"{order}, scales of 128x4 tiles, {rows} by blocks of 32 {columns}, padding 0"
+
+    def shape(self, case: CaseSpec, document: int | None) -> tuple[int, ...]:
+        """Return the shape in a case: of one document's array where the stage is a list."""
+        rows = 0 if document is None else case.lengths[document]
+        row_blocks, channel_blocks = blocks(rows), blocks(case.head_dim)
+        sizes = {
+            "tokens": case.tokens,
+            "token_blocks": sum(blocks(length) for length in case.lengths),
+            "starts": len(case.lengths) + 1,
+            "heads": case.heads,
+            "kv_heads": case.kv_heads,
+            "head_dim": case.head_dim,
+            "channel_blocks": channel_blocks,
+            "one": 1,
+            "queries": rows,
+            "query_blocks": row_blocks,
+            "keys": rows,
+            "key_blocks": row_blocks,
+            "token_tiles": -(-rows // TILE_ROWS),
+            "channel_block_tiles": -(-channel_blocks // TILE_COLUMNS),
+            "channel_tiles": -(-case.head_dim // TILE_ROWS),
+            "token_block_tiles": -(-row_blocks // TILE_COLUMNS),
+            "bytes": TILE_BYTES,
+        }
+        return tuple(sizes[axis] for axis in self.axes)
+
+
+def blocks(extent: int) -> int:
+    """Return how many blocks of 32 an extent has. The last one may be partial."""
+    return -(-extent // BLOCK)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A tensor of a case: its stage and, where the stage is a list, its document."""
+
+    name: str
+    stage: Stage
+    document: int | None
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored tensor."""
+        return math.prod(self.shape) * self.stage.view.dtype.itemsize

@@ -1,0 +1,337 @@
+"""Every recipe packs and checks itself; its places are named, its codes stand beside their scales."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flamia_ref import golden
+from flamia_ref.attention import RECIPES
+from flamia_ref.golden.inputs import Distribution
+from flamia_ref.golden.simulation import simulate
+from flamia_ref.golden.simulator import jax_kernel, numpy_kernel
+from flamia_ref.golden.stage import Role
+from flamia_ref.report import Difference, Status
+from tests.golden.packs import results, spec
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_simulator_passes_its_own_pack(every: golden.Pack, recipe: str) -> None:
+    for name in (f"tiny.{recipe}", f"tiny-poison.{recipe}"):
+        report = golden.check(every[name], numpy_kernel)
+        assert report.passed, str(report)
+        (case,) = report.cases
+        assert (case.not_given, case.note) == ((), "")
+        assert {"dq", "dk", "dv"} <= {tensor.name for tensor in case.tensors}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_compiled_simulator_passes_the_pack(every: golden.Pack, recipe: str) -> None:
+    for name in (f"tiny.{recipe}", f"tiny-poison.{recipe}"):
+        report = golden.check(every[name], jax_kernel)
+        assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_perfect_kernel_passes_and_each_tensor_counts(every: golden.Pack, recipe: str) -> None:
+    case = every[f"tiny.{recipe}"]
+    assert golden.check(case, {case.name: results(case)}).passed
+    for name, place in case.places.items():
+        if place.stage.role is Role.INPUT or not case.tensors[name].size:
+            continue
+        given = results(case)
+        given[name].reshape(-1).view(f"u{given[name].itemsize}")[-1] ^= 1
+        (result,) = golden.check(case, {case.name: given}).cases
+        assert (result.status, result.departs) == (Status.BIT_MISMATCH, place.stage.name)
+        first = result.first
+        assert first is not None
+        assert (first.name, first.differing) == (name, 1)
+
+
+def test_recipes_give_different_results() -> None:
+    # Narrow data may round alike with the scales of two recipes.
+    wide = spec(distribution=Distribution.WIDE)
+    made = [simulate(wide, recipe) for recipe in RECIPES.values()]
+    for output in ("out", "dq", "dk", "dv"):
+        assert len({tensors[output].tobytes() for tensors in made}) == len(RECIPES), output
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_codes_of_pairs_come_in_their_types(every: golden.Pack, recipe: str) -> None:
+    case = every[f"tiny.{recipe}"]
+    given = results(case)
+    stages = ("p.o.codes", "p.dv.codes", "ds.dq.codes", "ds.dk.codes", "ds.codes")
+    for name in [name for name in given if name.rpartition(".")[0] in stages]:
+        wide = given[name].dtype == np.uint16
+        given[name] = given[name].view(ml_dtypes.bfloat16 if wide else ml_dtypes.float8_e4m3fn)
+    for name in ("dq", "dk", "dv"):
+        given[name] = given[name].view(ml_dtypes.bfloat16).astype(np.float32)
+    assert golden.check(case, {case.name: given}).passed
+
+
+def difference(case: golden.Case, name: str, index: tuple[int, ...]) -> Difference:
+    """Change one element and return what the report says of it."""
+    given = results(case)
+    given[name].view(f"u{given[name].itemsize}")[index] ^= 1
+    first = golden.check(case, {case.name: given}).cases[0].first
+    assert first is not None
+    assert first.first is not None
+    assert first.first.index == index
+    return first.first
+
+
+# The documents have 2, 0 and 35 tokens: blocks of 32 tokens are 1, 0 and 2, of tokens 0 to 1, 2 to 33
+# and 34 to 36. One block of 32 channels.
+PLACES: list[tuple[str, str, tuple[int, ...], Mapping[str, int | str]]] = [
+    (
+        "flamia-mxfp8",
+        "k.scales",
+        (2, 0, 0),
+        {
+            "document": 2,
+            "kv head": 0,
+            "tokens": "34 to 36",
+            "tile": 0,
+            "token block": 1,
+            "block": 0,
+            "channels": "0 to 31",
+        },
+    ),
+    (
+        "flamia-mxfp8",
+        "k.scales",
+        (0, 0, 0),
+        {
+            "document": 0,
+            "kv head": 0,
+            "tokens": "0 to 1",
+            "tile": 0,
+            "token block": 0,
+            "block": 0,
+            "channels": "0 to 31",
+        },
+    ),
+    (
+        "flamia-mxfp8",
+        "k.scales.tiled.2",  # token 33 of the document is in row 33, byte 1 * 16 + 1 * 4
+        (0, 0, 0, 20),
+        {
+            "document": 2,
+            "kv head": 0,
+            "token": 35,
+            "position": 33,
+            "tile": 0,
+            "block": 0,
+            "byte": 20,
+        },
+    ),
+    (
+        "flamia-mxfp8",
+        "k.scales.tiled_transposed.2",  # channel 5 and token block 1: byte 5 * 16 + 1
+        (0, 0, 0, 81),
+        {
+            "document": 2,
+            "kv head": 0,
+            "tokens": "34 to 36",
+            "tile": 0,
+            "token block": 1,
+            "block": 0,
+            "channel": 5,
+            "byte": 81,
+        },
+    ),
+    (
+        "flamia-mxfp8",
+        "v.scales.tiled_transposed.2",  # token block 2, which the document has not
+        (0, 0, 0, 82),
+        {"document": 2, "kv head": 0, "row": 5, "column": 2, "in": "the padding"},
+    ),
+    (
+        "cudnn-mxfp8",
+        "q.dk.scales",
+        (1, 1, 7),
+        {
+            "document": 2,
+            "head": 1,
+            "tokens": "2 to 33",
+            "tile": 0,
+            "token block": 0,
+            "block": 0,
+            "channel": 7,
+        },
+    ),
+    (
+        "cudnn-mxfp8",
+        "q.s.scales",
+        (36, 1, 0),
+        {
+            "document": 2,
+            "head": 1,
+            "token": 36,
+            "position": 34,
+            "tile": 0,
+            "block": 0,
+            "channels": "0 to 31",
+        },
+    ),
+    (
+        "cudnn-mxfp8",
+        "ds.dk.scales.2",
+        (1, 1, 33),
+        {
+            "document": 2,
+            "head": 1,
+            "query block": 1,
+            "queries": "32 to 34",
+            "query tile": 0,
+            "key tile": 0,
+            "block": 1,
+            "key": 33,
+            "key token": 35,
+        },
+    ),
+    (
+        "flamia-mxfp8-unguarded",
+        "ds.scales.2",
+        (0, 1, 0),
+        {
+            "document": 2,
+            "head": 0,
+            "query block": 1,
+            "queries": "32 to 34",
+            "query tile": 0,
+            "key tile": 0,
+            "block": 0,
+            "keys": "0 to 31",
+        },
+    ),
+    (
+        "bf16-fa4",
+        "ds.dk.codes.2",
+        (1, 34, 33),
+        {
+            "document": 2,
+            "head": 1,
+            "token": 36,
+            "query": 34,
+            "query tile": 0,
+            "key tile": 0,
+            "block": 1,
+            "key": 33,
+            "key token": 35,
+        },
+    ),
+    (
+        "bf16-fa4",
+        "delta",
+        (1, 36),
+        {"document": 2, "head": 1, "token": 36, "position": 34, "tile": 0},
+    ),
+    (
+        "bf16-fa4",
+        "dk",
+        (3, 0, 31),
+        {
+            "document": 2,
+            "kv head": 0,
+            "token": 3,
+            "position": 1,
+            "tile": 0,
+            "block": 0,
+            "channel": 31,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("recipe", "name", "index", "where"), PLACES)
+def test_places_are_named_in_words(
+    every: golden.Pack,
+    recipe: str,
+    name: str,
+    index: tuple[int, ...],
+    where: Mapping[str, int | str],
+) -> None:
+    assert difference(every[f"tiny.{recipe}"], name, index).where == where
+
+
+# Codes, and the scales they are read with.
+SCALED: list[tuple[str, str, tuple[int, ...], str, tuple[int, ...]]] = [
+    ("flamia-mxfp8-folded", "do.codes", (36, 1, 9), "do.scales", (36, 1, 0)),
+    ("cudnn-mxfp8", "do.dp.codes", (36, 1, 9), "do.dp.scales", (36, 1, 0)),
+    ("cudnn-mxfp8", "do.dv.codes", (36, 1, 9), "do.dv.scales", (2, 1, 9)),
+    ("cudnn-mxfp8", "v.o.codes", (1, 0, 3), "v.o.scales", (0, 0, 3)),
+    ("flamia-mxfp8-unguarded", "q.codes", (33, 1, 31), "q.scales", (1, 1, 0)),
+    ("cudnn-mxfp8", "ds.dq.codes.2", (1, 34, 33), "ds.dq.scales.2", (1, 34, 1)),
+    ("cudnn-mxfp8", "ds.dk.codes.2", (1, 34, 33), "ds.dk.scales.2", (1, 1, 33)),
+    ("flamia-mxfp8-unguarded", "p.dv.codes.2", (0, 32, 31), "p.dv.scales.2", (0, 1, 0)),
+]
+
+# Scales, and the first code under them.
+UNDER: list[tuple[str, str, tuple[int, ...], str, tuple[int, ...]]] = [
+    ("flamia-mxfp8-folded", "do.scales", (36, 1, 0), "do.codes", (36, 1, 0)),
+    ("flamia-mxfp8", "k.scales", (2, 0, 0), "k.codes", (34, 0, 0)),
+    ("flamia-mxfp8", "k.scales.tiled.2", (0, 0, 0, 20), "k.codes", (35, 0, 0)),
+    ("flamia-mxfp8", "k.scales.tiled_transposed.2", (0, 0, 0, 81), "k.codes", (34, 0, 5)),
+    ("cudnn-mxfp8", "q.dk.scales", (2, 1, 7), "q.dk.codes", (34, 1, 7)),
+    ("cudnn-mxfp8", "q.dk.scales.tiled_transposed.0", (1, 0, 0, 112), "q.dk.codes", (0, 1, 7)),
+    ("cudnn-mxfp8", "ds.dq.scales.2", (1, 34, 1), "ds.dq.codes.2", (1, 34, 32)),
+    ("cudnn-mxfp8", "ds.dk.scales.2", (1, 1, 33), "ds.dk.codes.2", (1, 32, 33)),
+    ("flamia-mxfp8-unguarded", "ds.scales.2", (0, 1, 0), "ds.codes.2", (0, 32, 0)),
+]
+
+
+@pytest.mark.parametrize(("recipe", "name", "index", "other", "place"), [*SCALED, *UNDER])
+def test_a_code_stands_beside_its_scale_and_a_scale_beside_its_first_code(
+    every: golden.Pack,
+    recipe: str,
+    name: str,
+    index: tuple[int, ...],
+    other: str,
+    place: tuple[int, ...],
+) -> None:
+    case = every[f"tiny.{recipe}"]
+    found = difference(case, name, index)
+    beside = found.code if ".scales" in name else found.scale
+    assert beside is not None
+    assert beside.actual == beside.expected
+    assert beside.expected.bits == f"0x{int(case.tensors[other][place]):02x}"
+    # The bits of one code may be those of many; a place that is marked is not.
+    given = results(case)
+    given[name].view(f"u{given[name].itemsize}")[index] ^= 1
+    given[other][place] ^= 0x55
+    report = golden.check(case, {case.name: given}).cases[0]
+    assert {one.name for one in report.tensors if one.status is not Status.PASS} == {name, other}
+    first = report.first
+    assert first is not None
+    assert first.first is not None
+    if first.name == name:  # scales come first
+        marked = first.first.code if ".scales" in name else first.first.scale
+        assert marked is not None
+        assert marked.actual is not None
+        assert marked.actual.bits == f"0x{int(case.tensors[other][place]) ^ 0x55:02x}"
+
+
+def test_padding_has_no_code(every: golden.Pack) -> None:
+    case = every["tiny.flamia-mxfp8"]
+    for name, index in [
+        ("k.scales.tiled.2", (0, 0, 0, 1)),
+        ("k.scales.tiled_transposed.2", (0, 0, 0, 82)),
+    ]:
+        assert difference(case, name, index).code is None
+
+
+def test_what_else_differs_is_told_of_every_code(every: golden.Pack) -> None:
+    # All codes and scales changed at once: each still finds its partner.
+    for recipe in RECIPES:
+        case = every[f"tiny.{recipe}"]
+        given: dict[str, Any] = {
+            name: tensor ^ np.array(1, tensor.dtype) if tensor.dtype != np.float32 else tensor + 1
+            for name, tensor in results(case).items()
+        }
+        report = golden.check(case, {case.name: given})
+        assert not report.passed
+        assert len(report.cases[0].tensors) == len(given)

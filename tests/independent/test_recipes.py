@@ -1,0 +1,325 @@
+"""All recipes on inputs whose results are known: grouped heads, leaks, documents, special values."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.independent import float32
+from tests.independent.attention import RECIPES, run
+from tests.independent.flash_attention import FlashAttention
+from tests.independent.heads import Head
+from tests.independent.operands import contract_bfloat16
+from tests.independent.samples import Array, as_float64, bell, constant
+
+ONE, NAN = 0x3F80, 0x7FC0
+DEAD = float32.MINUS_INFINITY
+FLAMIA = ("flamia-mxfp8-folded", "flamia-mxfp8", "flamia-mxfp8-unguarded")
+LEGAL = ("flamia-mxfp8-folded", "flamia-mxfp8", "bf16-fa4", "cudnn-mxfp8-pv-bf16")
+LEAKING = ("flamia-mxfp8-unguarded", "cudnn-mxfp8")
+
+every_recipe = pytest.mark.parametrize("recipe", RECIPES)
+
+
+def small_inputs(tokens: int, heads: int = 2, head_dim: int = 8) -> list[Array]:
+    counts = (heads, 1, 1, heads)
+    return [bell(seed, tokens, count, head_dim) for seed, count in enumerate(counts)]
+
+
+def same(a: dict[str, Any], b: dict[str, Any], names: tuple[str, ...] = ()) -> None:
+    for name in names or a:
+        for x, y in zip(a[name], b[name], strict=True):
+            np.testing.assert_array_equal(x, y, err_msg=name)
+
+
+@every_recipe
+def test_heads_of_a_group(recipe: str) -> None:
+    """Six query heads over two: each third uses its own, and gradients add up over three."""
+    q = k = np.zeros((1, 6, 32), np.uint16)
+    v = constant(1.0, 1, 2, 32)
+    v[:, 1] = constant(2.0, 32)
+    result = run(recipe, q, k[:, :2], v, constant(1.0, 1, 6, 32), [0, 1])
+    assert as_float64(result["out"])[0, :, 5].tolist() == [1, 1, 1, 2, 2, 2]
+    assert as_float64(result["dv"])[0, :, 5].tolist() == [3, 3]
+    assert not result["lse"].any()
+    assert not result["dq"].any()
+    assert not result["dk"].any()
+
+
+@every_recipe
+def test_a_group_is_the_sum_of_its_heads(recipe: str) -> None:
+    """With one key the heads' shares are exact multiples, whatever the order."""
+    q, k, v, do = small_inputs(5, heads=4)
+    k, v = bell(7, 5, 2, 8), bell(8, 5, 2, 8)
+    grouped = run(recipe, q, k, v, do, [0, 5])
+    for kv_head in range(2):
+        part, one = slice(2 * kv_head, 2 * kv_head + 2), slice(kv_head, kv_head + 1)
+        alone = run(recipe, q[:, part], k[:, one], v[:, one], do[:, part], [0, 5])
+        for name in ("out", "dq", "delta"):
+            axis = 0 if name == "delta" else 1
+            wanted = grouped[name].take(range(2 * kv_head, 2 * kv_head + 2), axis=axis)
+            np.testing.assert_array_equal(alone[name], wanted)
+        for name in ("dk", "dv"):
+            np.testing.assert_array_equal(alone[name][:, 0], grouped[name][:, kv_head])
+
+
+@every_recipe
+def test_documents_may_be_packed_and_permuted(recipe: str) -> None:
+    lengths = [5, 0, 33, 1]
+    inputs = small_inputs(sum(lengths), heads=1)
+    bounds = [0, *np.cumsum(lengths).tolist()]
+    packed = run(recipe, *inputs, bounds)
+    order = [2, 3, 0, 1]
+    documents = [slice(start, end) for start, end in itertools.pairwise(bounds)]
+    parts = [documents[index] for index in order]
+    shuffled_bounds = [0, *np.cumsum([lengths[index] for index in order]).tolist()]
+    shuffled_inputs = [np.concatenate([x[part] for part in parts]) for x in inputs]
+    shuffled = run(recipe, *shuffled_inputs, shuffled_bounds)
+    for place, index in enumerate(order):
+        part = slice(shuffled_bounds[place], shuffled_bounds[place + 1])
+        for name, value in packed.items():
+            if isinstance(value, list):
+                np.testing.assert_array_equal(value[index], shuffled[name][place], err_msg=name)
+            elif name in ("lse", "row_max", "row_sum", "delta"):
+                np.testing.assert_array_equal(value[:, documents[index]], shuffled[name][:, part])
+            elif len(value) == sum(lengths):
+                np.testing.assert_array_equal(value[documents[index]], shuffled[name][part])
+    # Block rows: those of document 2 are 1 and 2 of the packed, 0 and 1 of the shuffled.
+    for name, value in packed.items():
+        if name.endswith(".scales") and not isinstance(value, list) and len(value) == 4:
+            np.testing.assert_array_equal(value[1:3], shuffled[name][:2])
+
+
+@every_recipe
+def test_no_tokens(recipe: str) -> None:
+    inputs = small_inputs(0)
+    for bounds, documents in (([0, 0], 1), ([0], 0), ([0, 0, 0], 2)):
+        result = run(recipe, *inputs, bounds)
+        assert result["dk"].shape == (0, 1, 8)
+        assert result["lse"].shape == (2, 0)
+        assert [x.shape for x in result["s"]] == [(2, 0, 0)] * documents
+
+
+@every_recipe
+def test_a_scale_of_v_over_tokens_leaks(recipe: str) -> None:
+    """v[31] = 1e6 against 0.3: what the first row, which sees only key 0, makes of 0.3."""
+    rows = []
+    for last in (0.3, 1e6):
+        q = k = np.zeros((32, 1, 32), np.uint16)
+        v = np.zeros((32, 1, 32), np.uint16)
+        v[0, 0, 0], v[31, 0, 0] = constant(0.3), constant(last)
+        rows.append(as_float64(run(recipe, q, k, v, None, [0, 32])["out"])[0, 0, 0])
+    if recipe == "cudnn-mxfp8" or recipe == "flamia-mxfp8-unguarded":
+        assert rows == [0.3125, 0]
+    else:
+        wanted = 0.3125 if recipe == "flamia-mxfp8-folded" else 0.30078125
+        assert rows == [wanted, wanted]
+
+
+@every_recipe
+def test_a_scale_of_dout_over_tokens_leaks(recipe: str) -> None:
+    """dout[0] = 1e6 against 0.3: what it does to dv[31], which only query 31 reaches."""
+    q = k = np.zeros((32, 1, 32), np.uint16)
+    results = []
+    for first in (0.3, 1e6):
+        do = np.zeros((32, 1, 32), np.uint16)
+        do[0, 0, 0], do[31, 0, 0] = constant(first), constant(0.3)
+        results.append(run(recipe, q, k, np.zeros_like(q), do, [0, 32]))
+    moved = results[0]["dv"][31, 0, 0] != results[1]["dv"][31, 0, 0]
+    assert moved == (recipe in LEAKING)
+    if recipe == "cudnn-mxfp8":
+        assert [x["do.dv.scales"][0, 0, 0] for x in results] == [117, 139]
+        # 0.3125 / 32: P is 1 / 32 in the last row.
+        assert as_float64(results[0]["dv"])[31, 0, 0] == 0.3125 / 32
+        assert results[1]["dv"][31, 0, 0] == 0
+
+
+@pytest.mark.parametrize("recipe", [*LEGAL, *LEAKING])
+def test_causality_of_every_output(recipe: str) -> None:
+    """Token 17 of 34 times 2**40 moves only what depends on it; it moves more where scales leak."""
+    tokens, changed = 34, 17
+    inputs = small_inputs(tokens, heads=1)
+    before = run(recipe, *inputs, [0, tokens])
+    illegal = False
+    for operand in range(4):
+        other = [x.copy() for x in inputs]
+        other[operand][changed] = (other[operand][changed] & 0x807F) | (127 + 20) << 7
+        after = run(recipe, *other, [0, tokens])
+        for name in ("out", "dq", "dk", "dv"):
+            moved = (before[name] != after[name]).any(axis=(1, 2)).nonzero()[0].tolist()
+            if name in ("out", "dq"):
+                # Row i sees q[i], do[i] and keys up to i.
+                legal = [changed] if operand in (0, 3) else range(changed, tokens)
+            elif operand in (0, 3):
+                legal = range(changed + 1)  # keys that the changed query sees
+            else:
+                legal = range(tokens)  # by the softmax of the rows that see the changed key
+            illegal |= not set(moved) <= set(legal)
+    assert illegal == (recipe in LEAKING)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_guarded_blocks_take_bfloat16_products(causal: bool) -> None:
+    inputs = small_inputs(65, heads=1)
+    guarded, unguarded, reference = (
+        run(name, *inputs, [0, 65], causal=causal)
+        for name in ("flamia-mxfp8", "flamia-mxfp8-unguarded", "bf16-fa4")
+    )
+    block = np.arange(65) // 32
+    inside = block[:, None] == block if causal else np.broadcast_to(block == 2, (65, 65))
+    equal = guarded["s"][0][0] == reference["s"][0][0]
+    assert equal[inside].all()
+    assert equal[~inside].mean() < 0.1
+    assert not guarded["p.o.codes"][0][0][inside].any()
+    assert not guarded["ds.dq.codes"][0][0][inside].any()
+    visible = np.tril(np.ones((65, 65), bool)) if causal else np.ones((65, 65), bool)
+    assert guarded["ds.dk.codes"][0][0][visible & inside].any()
+    assert guarded["p.o.codes"][0][0][visible & ~inside].all()
+    # k and v have the same blocks in both; q has not.
+    for name in ("k.codes", "k.scales", "v.codes", "v.scales"):
+        np.testing.assert_array_equal(guarded[name], unguarded[name])
+
+
+def test_a_full_document_of_whole_blocks_has_no_guarded_block() -> None:
+    inputs = small_inputs(32, heads=1)
+    result = run("flamia-mxfp8", *inputs, [0, 32], causal=False)
+    assert result["p.o.codes"][0].all()
+    assert result["ds.dq.codes"][0].any(axis=-1).all()
+
+
+@every_recipe
+def test_own_results_given_back(recipe: str) -> None:
+    inputs = small_inputs(6)
+    own = run(recipe, *inputs, [0, 2, 6])
+    same(own, run(recipe, *inputs, [0, 2, 6], out_bits=own["out"], lse_bits=own["lse"]))
+    # delta comes from the out that is given.
+    zero = run(recipe, *inputs, [0, 2, 6], out_bits=np.zeros_like(own["out"]))
+    assert not zero["delta"].any()
+    np.testing.assert_array_equal(zero["out"], own["out"])
+
+
+@every_recipe
+def test_a_nan_lse(recipe: str) -> None:
+    """Row 3 of 6. Keys up to 3 see it through P and dS; the others, where dO' is NaN, through 0 * NaN."""
+    inputs = small_inputs(6, heads=1)
+    own = run(recipe, *inputs, [0, 6])
+    lse = own["lse"].copy()
+    lse[0, 3] = 0xFFC12345
+    result = run(recipe, *inputs, [0, 6], lse_bits=lse)
+    nan = {name: (result[name][:, 0] == 0x7FFF).all(axis=1).tolist() for name in ("dq", "dk", "dv")}
+    assert nan["dq"] == [row == 3 for row in range(6)]
+    assert nan["dk"] == [key <= 3 for key in range(6)]
+    assert nan["dv"] == [key <= 3 or recipe in FLAMIA for key in range(6)]
+    visible = [key <= 3 for key in range(6)]
+    assert (result["p.dv"][0][0, 3] == float32.NAN).tolist() == visible
+    assert (result["ds"][0][0, 3] == float32.NAN).tolist() == visible
+    assert (result["delta"][0, 3] == float32.NAN) == (recipe in FLAMIA)
+    same({"dq": own["dq"][:3]}, {"dq": result["dq"][:3]})
+
+
+@pytest.mark.parametrize("recipe", FLAMIA)
+def test_a_dead_row_of_flamia(recipe: str) -> None:
+    """Row 5 of 6 with lse = -inf, and a NaN k that would poison its chain."""
+    q, k, v, do = small_inputs(6, heads=1)
+    k[5] = NAN
+    lse = np.zeros((1, 6), np.uint32)
+    lse[0, 5] = DEAD
+    do[5, 0, 0] = NAN
+    result = run(recipe, q, k, v, do, [0, 6], out_bits=np.full_like(q, NAN), lse_bits=lse)
+    assert not result["dq"][5].any()
+    # In the folded and in the other recipes, the other rows meet the NaN code of the masked key.
+    assert (result["dq"][:5] == 0x7FFF).all()
+    assert not result["p.dv"][0][0, 5].any()
+    assert not result["ds"][0][0, 5].any()
+    assert not result["do.codes"][5].any()
+    assert result["delta"][0].tolist() == [float32.NAN] * 5 + [0]
+    assert not result["dk"][5].any()
+    assert not result["dv"][5].any()
+    if recipe != "flamia-mxfp8-unguarded":
+        assert result["do.scales"][5, 0, 0] == 0
+
+
+def test_lse_of_minus_infinity_elsewhere() -> None:
+    """One token, S = 0: P = 2**0 with FlashAttention-4's rule, 2**inf with cuDNN's."""
+    q, k, v, do = (constant(x, 1, 1, 8) for x in (0.0, 1.0, 3.0, 1.0))
+    lse = np.array([[DEAD]], np.uint32)
+    out = np.zeros_like(q)
+    result = run("bf16-fa4", q, k, v, do, [0, 1], out_bits=out, lse_bits=lse)
+    assert result["p.dv"][0].item() == float32.ONE
+    assert as_float64(result["dv"])[0, 0].tolist() == [1] * 8
+    for recipe in ("cudnn-mxfp8", "cudnn-mxfp8-pv-bf16"):
+        result = run(recipe, q, k, v, do, [0, 1], out_bits=out, lse_bits=lse)
+        assert result["p.dv"][0].item() == float32.INFINITY
+        assert result["ds"][0].item() == float32.INFINITY
+    # What kernels in e4m3 make of an infinite P: the largest code, 448 / 256.
+    result = run("cudnn-mxfp8", q, k, v, do, [0, 1], out_bits=out, lse_bits=lse)
+    assert as_float64(result["dv"])[0, 0].tolist() == [1.75] * 8
+
+
+def test_infinite_lse_of_flamia() -> None:
+    inputs = small_inputs(1, heads=1)
+    lse = np.array([[float32.INFINITY]], np.uint32)
+    for recipe in FLAMIA:
+        result = run(recipe, *inputs, [0, 1], lse_bits=lse)
+        assert result["p.dv"][0].item() == 0
+        assert result["ds"][0].item() == float32.NAN
+        assert (result["dv"] == 0x7FFF).all()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_nan_v_in_a_tile_that_is_skipped(recipe: str) -> None:
+    """130 tokens, v[129] NaN: rows of the first tile meet it only where all tiles are in the chain."""
+    q, k, v, _ = small_inputs(130, heads=1, head_dim=2)
+    v[129, 0, 0] = NAN
+    result = run(recipe, q, k, v, None, [0, 130])
+    nan = result["out"][:, 0, 0] == 0x7FFF
+    assert nan.tolist() == [recipe == "flamia-mxfp8-folded" or row >= 128 for row in range(130)]
+    assert not (result["out"][:, 0, 1] == 0x7FFF).any()
+
+
+def test_partial_sums_of_dq() -> None:
+    """FlashAttention-4: a chain a tile, or from head_dim 128 on a chain a pair of tiles."""
+    source = np.random.default_rng(1)
+    length = 300
+    for head_dim, causal in ((2, True), (2, False), (128, True), (128, False)):
+        k = source.integers(0x3F00, 0x4000, (length, head_dim)).tolist()
+        head = Head(
+            q=k, k=k, v=k, dout=k, head_dim=head_dim, causal=causal, softmax_scale=1.0
+        )  # fmt: skip
+        ds = source.integers(0x3F00, 0x4000, length).tolist()
+        got = FlashAttention(head)._query_gradient(ds, 290)
+        size = 256 if head_dim == 128 else 128
+        parts = [slice(start, start + size) for start in range(0, length, size)]
+        for channel in (0, head_dim - 1):
+            sums = [contract_bfloat16(ds[x], [row[channel] for row in k[x]]) for x in parts]
+            total = 0
+            for x in sums[::-1] if causal else sums:
+                total = float32.add(total, x)
+            assert got[channel] == total
+        # A query of the second tile does not see the third.
+        seen = range(2 * 128)
+        got = FlashAttention(head)._query_gradient(
+            [ds[key] if key in seen else 0 for key in range(length)], 130
+        )
+        if causal and head_dim == 128:
+            assert got[0] == contract_bfloat16(ds[:256], [row[0] for row in k[:256]])
+
+
+def test_arguments() -> None:
+    q, k, v, do = small_inputs(4)
+    lse = np.zeros((2, 4), np.uint32)
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"recipe_name": "cudnn"}, "recipe"),
+        ({"dout_bits": do[:3]}, "dout"),
+        ({"lse_bits": lse.T}, "lse"),
+        ({"lse_bits": lse.astype(np.float32)}, "lse"),
+        ({"cu_seqlens": [0, 3]}, "cu_seqlens"),
+        ({"q_bits": q[:, :1].repeat(3, axis=1), "k_bits": k.repeat(2, axis=1), "v_bits": v.repeat(2, axis=1), "dout_bits": None}, "heads"),
+        ({"softmax_scale": -1.0}, "softmax_scale"),
+    ]  # fmt: skip
+    arguments = {"recipe_name": "bf16-fa4", "q_bits": q, "k_bits": k, "v_bits": v}
+    arguments |= {"dout_bits": do, "cu_seqlens": [0, 4]}
+    for change, message in bad:
+        with pytest.raises(ValueError, match=message):
+            run(**(arguments | change))
