@@ -1,4 +1,4 @@
-"""The attention passes beside float64 attention on the same packed documents, and their speed in multiply-accumulates."""
+"""The attention passes beside float64 attention on the same packed documents."""
 
 import importlib.util
 from collections.abc import Callable, Iterator
@@ -97,7 +97,8 @@ def _long(seconds: float) -> Result:
     products = PRODUCTS * LONG_HEADS * tiles * (tiles + 1) // 2
     return compare(
         "attention",
-        f"forward and backward {RECIPE}, {LONG_TOKENS} tokens, {LONG_HEADS} heads, head_dim {LONG_HEAD_DIM}, causal, jax",
+        f"forward and backward {RECIPE}, {LONG_TOKENS} tokens, {LONG_HEADS} heads, "
+        f"head_dim {LONG_HEAD_DIM}, causal, jax",
         lambda: jax.block_until_ready(_both(*on_jax, None).dq),
         "attention.float64.backward",
         lambda: attention.float64.backward(*arrays),

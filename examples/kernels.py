@@ -4,15 +4,18 @@ A kernel is a function of the arguments below that returns a dict (see `flamia_r
 would copy the arrays to a GPU, launch, and copy the results back.
 """
 
+import dataclasses
+
 import numpy as np
 
+from flamia_ref import attention
 from flamia_ref.golden.simulator import jax_kernel, numpy_kernel
 
 
-def simulator(q, k, v, *, cu_seqlens, causal, softmax_scale, **extra):
-    """The simulator on JAX: passes every stage."""
+def simulator(q, k, v, *, cu_seqlens, causal, softmax_scale, dout=None, **extra):
+    """The simulator on JAX: passes every stage of both passes."""
     settings = {"cu_seqlens": cu_seqlens, "causal": causal, "softmax_scale": softmax_scale}
-    return jax_kernel(q, k, v, **settings, **extra)
+    return jax_kernel(q, k, v, dout=dout, **settings, **extra)
 
 
 def v_scale_off_by_one(q, k, v, **arguments):
@@ -26,3 +29,22 @@ def v_scale_off_by_one(q, k, v, **arguments):
     token = len(wrong) // 2
     wrong[token, 0] *= 2
     return numpy_kernel(q, k, wrong, **arguments)
+
+
+def delta_of_truncated_o(q, k, v, *, dout, recipe_json, trace=(), **settings):
+    """The simulator, on numpy, with one fault in the backward: delta takes another O than was returned.
+
+    O is cut to bfloat16 there, and rounded where it is returned. So the forward is right, and the
+    backward is until delta.
+    """
+    recipe = attention.Recipe.from_json(recipe_json)
+    settings = {name: settings[name] for name in ("cu_seqlens", "causal", "softmax_scale")}
+    later = [name for name in trace if name in attention.backward_stages(recipe)]
+    earlier = [name for name in trace if name not in later]
+    forward = attention.forward(q, k, v, recipe, trace={"o", *earlier}, **settings)
+    cut = forward.trace["o"].view(np.uint32) & np.uint32(0xFFFF0000)
+    other = dataclasses.replace(forward, out=cut.view(np.float32))
+    backward = attention.backward(q, k, v, dout, other, trace=later)
+    outputs = {"out": forward.out, "lse": forward.lse}
+    gradients = {"dq": backward.dq, "dk": backward.dk, "dv": backward.dv}
+    return {**forward.trace, **outputs, **backward.trace, **gradients}

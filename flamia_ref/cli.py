@@ -121,6 +121,21 @@ def _parser() -> argparse.ArgumentParser:
     _command(recipes, "list", "list the recipes", _recipes_list)
     one = _command(recipes, "show", "print a recipe as JSON, which --recipe reads", _recipes_show)
     one.add_argument("name", metavar="NAME")
+    summary = "say where the data and the evidence of two recipes differ"
+    two = _command(
+        recipes, "diff", summary, _recipes_diff, "Exit status 1 if they do; names do not count."
+    )
+    for side, which in (("one", "the first"), ("other", "the second")):
+        two.add_argument(side, metavar="NAME|FILE", help=f"{which} recipe by name, or a JSON file")
+    summary = "run a recipe and say which consistency properties it has"
+    one = _command(
+        recipes,
+        "check",
+        summary,
+        _recipes_check,
+        "It takes some seconds. Exit status 1 if a property is broken.",
+    )
+    one.add_argument("name", metavar="NAME|FILE", help="a recipe by name, or a JSON file of one")
     return parser
 
 
@@ -129,8 +144,12 @@ def _group(groups: Any, name: str, summary: str) -> Any:
     return group.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
 
 
-def _command(group: Any, name: str, summary: str, run: Callable[..., Any]) -> Any:
-    command = group.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+def _command(
+    group: Any, name: str, summary: str, run: Callable[..., Any], more: str | None = None
+) -> Any:
+    command = group.add_parser(
+        name, help=summary, description=summary, epilog=more, allow_abbrev=False
+    )
     command.set_defaults(run=run)
     command.add_argument(
         "--json", metavar="FILE", nargs="?", const="-", help="give JSON, in a file or as the output"
@@ -194,10 +213,12 @@ def _show(options: argparse.Namespace) -> Result:
     lines = [f"{key}: {_words(value)}" for key, value in data.items()]
     lines += [f"recipe: {case.entry.recipe}, evidence {case.recipe.evidence}", "tensors:"]
     tensors = []
+    width = max(map(len, case.tensors))
     for name, tensor in case.tensors.items():
         entry = case.entry.tensors[name]
         tensors.append(dataclasses.asdict(entry))
-        lines.append(f"    {name:<20} {entry.view:<8} {list(tensor.shape)}  {entry.sha256[:16]}")
+        shape = list(tensor.shape)
+        lines.append(f"    {name:<{width}}  {entry.view:<8} {shape}  {entry.sha256[:16]}")
     document = {"name": case.name, "recipe": case.entry.recipe, "spec": data, "tensors": tensors}
     return 0, "\n".join(lines), _json(document)
 
@@ -247,10 +268,12 @@ def _formats_show(options: argparse.Namespace) -> Result:
 
 def _recipes_list(_: argparse.Namespace) -> Result:
     from flamia_ref.attention import RECIPES
+    from flamia_ref.attention.description import summary
 
-    lines = [f"{name:<24} evidence {recipe.label}" for name, recipe in RECIPES.items()]
+    lines = [f"{name:<24} evidence {r.label:<9} {summary(r)}" for name, r in RECIPES.items()]
     labels = {name: str(recipe.label) for name, recipe in RECIPES.items()}
-    return 0, "\n".join(lines), _json({"recipes": labels})
+    summaries = {name: summary(recipe) for name, recipe in RECIPES.items()}
+    return 0, "\n".join(lines), _json({"recipes": labels, "summaries": summaries})
 
 
 def _recipes_show(options: argparse.Namespace) -> Result:
@@ -258,6 +281,33 @@ def _recipes_show(options: argparse.Namespace) -> Result:
 
     text = RECIPES[options.name].to_json()
     return 0, text, text + "\n"
+
+
+def _recipes_diff(options: argparse.Namespace) -> Result:
+    from flamia_ref.attention.description import data_differences, evidence_differences
+
+    one, other = _recipe(options.one), _recipe(options.other)
+    found = {
+        "data": data_differences(one, other),
+        "evidence": evidence_differences(one, other),
+    }
+    lines = []
+    for kind, differences in found.items():
+        lines.append(f"{kind}: {len(differences)} differences")
+        for path, first, second in differences:
+            lines += [f"    {path}", *(f"        {json.dumps(x)}" for x in (first, second))]
+    document = {
+        "recipes": [one.name, other.name],
+        **{kind: [d._asdict() for d in differences] for kind, differences in found.items()},
+    }
+    return int(any(found.values())), "\n".join(lines), _json(document)
+
+
+def _recipes_check(options: argparse.Namespace) -> Result:
+    from flamia_ref.attention import consistency
+
+    report = consistency.check(_recipe(options.name), progress=_console.progress())
+    return report.exit_code, report.to_text(), report.to_json()
 
 
 def _recipe(given: str) -> "Recipe":

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from flamia_ref._lazy import attach
 
 if TYPE_CHECKING:
+    from flamia_ref.attention import consistency as consistency
     from flamia_ref.attention import float64 as float64
     from flamia_ref.attention.backward_pass import backward as backward
     from flamia_ref.attention.differentiable import attention as attention
@@ -23,6 +24,7 @@ else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {
+            "consistency": [],
             "float64": [],
             "backward_pass": ["backward"],
             "differentiable": ["attention"],

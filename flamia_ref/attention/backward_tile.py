@@ -15,7 +15,7 @@ from flamia_ref.arithmetic import special
 from flamia_ref.arithmetic.mufu import Tables
 from flamia_ref.attention import sides, softmax
 from flamia_ref.attention.forward_tile import pairs_visible
-from flamia_ref.attention.recipe import Accumulation, DeltaSum, Recipe
+from flamia_ref.attention.recipe import DeltaSum, Recipe
 from flamia_ref.attention.sides import Rows
 
 _VECTOR = 8  # channels that a thread adds in one go
@@ -165,7 +165,19 @@ def _butterfly(sums: Array, *, ascending: bool) -> Array:
     return sums[:, 0]
 
 
-@_backend.jit(static=("recipe",))
+class _Middle(NamedTuple):
+    """P and dS of a pair of tiles, their codes, and their sides of dV, dQ and dK."""
+
+    p: Array
+    ds: Array
+    dv: sides.Pairs
+    dq: sides.Pairs
+    dk: sides.Pairs
+    dv_left: sides.Left
+    dq_left: sides.Left
+    dk_left: sides.Left
+
+
 def pair_step(
     state: Accumulators,
     x: Inputs,
@@ -177,11 +189,38 @@ def pair_step(
     recipe: Recipe,
 ) -> tuple[Accumulators, Stages]:
     """S, P, dP and dS of one pair of tiles each, and what they add to dQ, dK and dV."""
-    xp = _backend.namespace(*state)
     guarded = work.guarded
-    keys = x.s_k.codes.shape[1]
     s = sides.over_channels(x.s_q, x.s_k, recipe.s, guarded if recipe.s.guarded else None)
-    visible = pairs_visible(work.key_start, work.last, keys) & ~values.dead[:, :, None]
+    dp = sides.over_channels(x.dp_do, x.dp_v, recipe.dp, guarded if recipe.dp.guarded else None)
+    folds = (x.dv_do.fold, x.dq_k.fold, x.dk_q.fold)
+    middle = _differences(s, dp, values, work, folds, score_factor, tables, recipe=recipe)
+    dv = sides.over_rows(middle.dv_left, x.dv_do, state.dv, recipe.dv)
+    dk = sides.over_rows(middle.dk_left, x.dk_q, state.dk, recipe.dk)
+    begin = state.dq
+    if state.dq_partial is not None:
+        begin = _opened(work.opens, state.dq_partial)
+    dq = sides.over_rows(middle.dq_left, x.dq_k, begin, recipe.dq)
+    if recipe.dq.guarded:
+        dq = sides.over_guarded_keys(middle.ds, x.dq_k, dq, recipe.dq, guarded)
+    new = _kept(work, state, dq, dk, dv)
+    stages = Stages(s, dp, middle.p, *middle.dv, middle.ds, *middle.dq, *middle.dk)
+    return new, stages
+
+
+@_backend.jit(static=("recipe",))
+def _differences(
+    s: Array,
+    dp: Array,
+    values: Values,
+    work: Work,
+    folds: tuple[Array | None, Array | None, Array | None],
+    score_factor: Array,
+    tables: Tables,
+    *,
+    recipe: Recipe,
+) -> _Middle:
+    xp = _backend.namespace(s, dp)
+    visible = pairs_visible(work.key_start, work.last, s.shape[2]) & ~values.dead[:, :, None]
     base = values.base[:, :, None]
     if recipe.softmax.exp2_argument == "split":
         n, e = softmax.split(s, score_factor, tables, recipe.softmax)
@@ -190,42 +229,53 @@ def pair_step(
         exponent = _float32.fma(s, score_factor, _float32.negate(base))
         p = special.exp2_bits(exponent, tables, model=recipe.softmax.exp2)
     p = xp.where(visible, p, np.uint32(0))
-    dp = sides.over_channels(x.dp_do, x.dp_v, recipe.dp, guarded if recipe.dp.guarded else None)
     ds = _float32.multiply(p, _float32.subtract(dp, values.delta[:, :, None]))
     ds = xp.where(visible, ds, np.uint32(0))
 
     weights = p
     if recipe.gradient.p_offset:
         weights = _float32.shift(p, xp.full(p.shape, recipe.gradient.p_offset, dtype=np.int32))
-    dv_codes = sides.encoded_pairs(weights, recipe.dv.left, _by_query(x.dv_do.fold))
-    dv = sides.over_queries(dv_codes, x.dv_do, state.dv, recipe.dv, recipe.dv.left)
-
-    dq_guarded = guarded if recipe.dq.guarded else None
-    fold = None if x.dq_k.fold is None else x.dq_k.fold[:, None, :]
-    dq_codes = sides.encoded_pairs(sides.without_guarded(ds, dq_guarded), recipe.dq.left, fold)
-    dk_codes = dq_codes
+    dv_fold, dq_fold, dk_fold = folds
+    dv = sides.encoded_pairs(weights, recipe.dv.left, _by_query(dv_fold))
+    cut = sides.without_guarded(ds, work.guarded if recipe.dq.guarded else None)
+    dq_fold = None if dq_fold is None else dq_fold[:, None, :]
+    dq = sides.encoded_pairs(cut, recipe.dq.left, dq_fold)
+    dk = dq
     if recipe.dk.left.same_codes_as is None:
-        dk_codes = sides.encoded_pairs(ds, recipe.dk.left, _by_query(x.dk_q.fold))
-    dk = sides.over_queries(dk_codes, x.dk_q, state.dk, recipe.dk, recipe.dk.left)
+        dk = sides.encoded_pairs(ds, recipe.dk.left, _by_query(dk_fold))
+    return _Middle(
+        p,
+        ds,
+        dv,
+        dq,
+        dk,
+        sides.left_over_queries(dv, recipe.dv.left),
+        sides.left_over_keys(dq, recipe.dq.left),
+        sides.left_over_queries(dk, recipe.dk.left),
+    )
 
-    partials = recipe.dq.accumulation is Accumulation.FLOAT32_PARTIALS
-    opens = work.opens[:, None, None]
-    begin = xp.where(opens, np.uint32(0), state.dq_partial) if partials else state.dq
-    dq = sides.over_keys(dq_codes, x.dq_k, begin, recipe.dq, recipe.dq.left)
-    if dq_guarded is not None:
-        dq = sides.over_guarded_keys(ds, x.dq_k, dq, recipe.dq, dq_guarded)
-    partial = state.dq_partial
+
+@_backend.jit
+def _opened(opens: Array, partial: Array) -> Array:
+    xp = _backend.namespace(partial)
+    return xp.where(opens[:, None, None], np.uint32(0), partial)
+
+
+@_backend.jit
+def _kept(work: Work, state: Accumulators, dq: Array, dk: Array, dv: Array) -> Accumulators:
+    """The accumulators after a pair of tiles; the old ones where it is skipped."""
+    xp = _backend.namespace(dq, dk, dv)
     skipped = work.skipped[:, None, None]
-    if partials:
+    partial = state.dq_partial
+    if partial is not None:
         partial = xp.where(skipped, partial, dq)
         dq = xp.where(work.closes[:, None, None], _float32.add(state.dq, dq), state.dq)
-    new = Accumulators(
+    return Accumulators(
         xp.where(skipped, state.dq, dq),
         partial,
         xp.where(skipped, state.dk, dk),
         xp.where(skipped, state.dv, dv),
     )
-    return new, Stages(s, dp, p, *dv_codes, ds, *dq_codes, *dk_codes)
 
 
 def _by_query(fold: Array | None) -> Array | None:

@@ -144,12 +144,13 @@ class Copy(NamedTuple):
         return xp.repeat(scales, blocks, axis=2)
 
     def scales_over_tokens(self, tokens: Indices, heads: Indices) -> Array | None:
-        """Scales [tiles, row blocks, channels] for a contraction over tokens."""
+        """Scales [row blocks, tiles, channels] for a contraction over tokens."""
         if self.scales is None or self.by_token:
             return None
         channels = self.codes.shape[1]
         of_token = np.append(self.grid.block, np.int32(-1))[tokens[:, ::BLOCK]]
-        scales = _backend.gather(self.scales, self._block_index(of_token, heads))
+        index = np.ascontiguousarray(self._block_index(of_token, heads).T)
+        scales = _backend.gather(self.scales, index)
         if scales.shape[2] == channels:
             return scales
         xp = _backend.namespace(scales)
@@ -246,15 +247,20 @@ def taken(
     """Rows of a copy for one use, of `tokens` [tiles, rows] and of one of `heads` for each tile. `high`: bfloat16 codes
     as `copy.codes`, for uses with guarded blocks."""
     index = copy.rows_of(tokens, heads)
-    codes = _backend.gather(copy.codes, index)
     fold = scales = None
-    if use in OVER_CHANNELS:
-        scales = copy.scales_over_channels(tokens, heads)
-    elif operand.scale_folded_into is not None and copy.scales is not None:
-        fold = _backend.gather(copy.scales[:, 0], index)
-    else:
-        scales = copy.scales_over_tokens(tokens, heads)
     taken_high = None if high is None else _backend.gather(high, index)
+    if use in OVER_CHANNELS:
+        codes = _backend.gather(copy.codes, index)
+        scales = copy.scales_over_channels(tokens, heads)
+    else:
+        codes = _backend.gather(copy.codes, np.ascontiguousarray(index.T))
+        if operand.scale_folded_into is not None and copy.scales is not None:
+            fold = _backend.gather(copy.scales[:, 0], index)
+            xp = _backend.namespace(codes)
+            shape = (codes.shape[0] // BLOCK, *codes.shape[1:])
+            scales = xp.full(shape, UNIT, dtype=np.uint8)
+        else:
+            scales = copy.scales_over_tokens(tokens, heads)
     parts = (codes, scales, fold, taken_high)
     return sides.Rows(*(None if part is None else convert(part) for part in parts))
 

@@ -71,7 +71,15 @@ def start(tiles: int, rows: int, channels: int, recipe: Recipe) -> State:
     )
 
 
-@_backend.jit(static=("recipe",))
+class _Middle(NamedTuple):
+    """What the softmax of a key tile leaves: the state with O rescaled, P, its codes and their side of the product."""
+
+    state: State
+    p: Array
+    codes: sides.Pairs
+    left: sides.Left
+
+
 def key_tile_step(
     state: State,
     q: Rows,
@@ -84,13 +92,30 @@ def key_tile_step(
     recipe: Recipe,
 ) -> tuple[State, Stages]:
     """From S to the accumulator of O, for one key tile of each query tile. `score_factor`: the recipe's c."""
-    xp = _backend.namespace(*state)
-    keys = k.codes.shape[1]
     s = sides.over_channels(q, k, recipe.s, work.guarded if recipe.s.guarded else None)
-    visible = pairs_visible(work.key_start, work.last, keys)
+    middle = _softmax(state, s, v.fold, work, score_factor, tables, recipe=recipe)
+    o = sides.over_rows(middle.left, v, middle.state.o, recipe.o)
+    if recipe.o.guarded:
+        o = sides.over_guarded_keys(middle.p, v, o, recipe.o, work.guarded)
+    new = _kept(work.skipped, state, middle.state._replace(o=o))
+    return new, Stages(s, middle.p, *middle.codes)
+
+
+@_backend.jit(static=("recipe",))
+def _softmax(
+    state: State,
+    s: Array,
+    fold: Array | None,
+    work: Work,
+    score_factor: Array,
+    tables: Tables,
+    *,
+    recipe: Recipe,
+) -> _Middle:
+    keys = s.shape[2]
     p, row_max, rescale = softmax.probabilities(
         s,
-        visible,
+        pairs_visible(work.key_start, work.last, keys),
         state.row_max,
         work.first,
         keys == recipe.tiles.key,
@@ -99,21 +124,25 @@ def key_tile_step(
         recipe.softmax,
     )
     row_sum = softmax.summed(state.row_sum, rescale, p, recipe.softmax)
-    operand = recipe.o.left
-    fold = None if v.fold is None else v.fold[:, None, :]
-    guarded = work.guarded if recipe.o.guarded else None
-    codes = sides.encoded_pairs(sides.without_guarded(p, guarded), operand, fold)
     o = softmax.rescaled(state.o, rescale[:, :, None], recipe.softmax)
-    o = sides.over_keys(codes, v, o, recipe.o, operand)
-    if guarded is not None:
-        o = sides.over_guarded_keys(p, v, o, recipe.o, guarded)
-    skipped = work.skipped[:, None]
-    new = State(
-        xp.where(skipped, state.row_max, row_max),
-        xp.where(skipped[:, :, None], state.row_sum, row_sum),
-        xp.where(skipped[:, :, None], state.o, o),
+    operand = recipe.o.left
+    guarded = work.guarded if recipe.o.guarded else None
+    fold = None if fold is None else fold[:, None, :]
+    codes = sides.encoded_pairs(sides.without_guarded(p, guarded), operand, fold)
+    left = sides.left_over_keys(codes, operand)
+    return _Middle(State(row_max, row_sum, o), p, codes, left)
+
+
+@_backend.jit
+def _kept(skipped: Array, old: State, new: State) -> State:
+    """The old state where a pair of tiles is skipped."""
+    xp = _backend.namespace(*new)
+    wide = skipped[:, None, None]
+    return State(
+        xp.where(skipped[:, None], old.row_max, new.row_max),
+        xp.where(wide, old.row_sum, new.row_sum),
+        xp.where(wide, old.o, new.o),
     )
-    return new, Stages(s, p, codes.codes, codes.scales)
 
 
 @_backend.jit(static=("recipe",))

@@ -1,6 +1,7 @@
 """One side of a matrix product on tiles, and the products.
 
-Arrays have a leading tile axis. A side is rows of an input (q, k, v, dO), or the codes of pairs (P, dS).
+A side is rows of an input (q, k, v, dO), or the codes of pairs (P, dS). Each product is compiled by itself: all recipes
+share the program of an instruction and a shape.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from flamia_ref.formats import BF16, FORMATS, PRESETS, Overflow, encode_bits, qu
 
 BLOCK = 32
 UNIT = np.uint8(127)  # e8m0 code of 2^0
+_BFLOAT16 = ("bf16", "bf16")
 
 
 class Rows(NamedTuple):
     """Rows of an input for one use.
 
     Attributes:
-        codes: [tiles, rows, channels].
-        scales: of the blocks along the contraction: [tiles, rows, channel blocks] over channels, [tiles, row blocks,
-            channels] over rows; None for operands without scales, or with unit scales.
+        codes: over channels [tiles, rows, channels], over rows [rows, tiles, channels].
+        scales: over channels [tiles, rows, channel blocks], over rows [row blocks, tiles, channels]; None for operands
+            without scales.
         fold: [tiles, rows], the scales that the other side takes instead.
         high: bfloat16 codes for guarded blocks, [tiles, rows, channels].
     """
@@ -41,6 +43,14 @@ class Rows(NamedTuple):
 class Pairs(NamedTuple):
     """Codes of pairs [tiles, queries, keys] for one use, and their scales in the shape of their blocks, None if none
     follows from the values."""
+
+    codes: Array
+    scales: Array | None
+
+
+class Left(NamedTuple):
+    """The pairs' side of a product over rows: codes [rows, tiles, others], scales [row blocks, tiles, others] or
+    None."""
 
     codes: Array
     scales: Array | None
@@ -75,60 +85,120 @@ def over_channels(left: Rows, right: Rows, product: Product, guarded: Array | No
 
     `guarded` [tiles, left rows / 32]: the 32 right rows for which the guard instruction runs, -1 for none.
     """
-    xp = _backend.namespace(left.codes, right.codes)
-    tiles, rows, _ = left.codes.shape
-    columns = right.codes.shape[1]
-    s = _contracted(
-        xp.moveaxis(left.codes, 2, 0),
-        None if left.scales is None else xp.moveaxis(left.scales, 2, 0),
-        xp.moveaxis(right.codes, 2, 0),
-        None if right.scales is None else xp.moveaxis(right.scales, 2, 0),
-        xp.zeros((tiles, rows, columns), dtype=np.uint32),
-        product,
+    s = _over_channels(
+        left.codes,
+        left.scales,
+        right.codes,
+        right.scales,
+        instruction=product.instruction,
+        formats=(element(product.left), element(product.right)),
     )
-    if guarded is None or left.high is None:
+    if guarded is None or left.high is None or product.guard_instruction is None:
         return s
+    return _with_guarded(s, left.high, right.high, guarded, instruction=product.guard_instruction)
+
+
+@_backend.jit(static=("instruction", "formats"))
+def _over_channels(
+    left: Array,
+    left_scales: Array | None,
+    right: Array,
+    right_scales: Array | None,
+    *,
+    instruction: str,
+    formats: tuple[str, str],
+) -> Array:
+    xp = _backend.namespace(left, right)
+    return _contracted(
+        xp.moveaxis(left, 2, 0),
+        None if left_scales is None else xp.moveaxis(left_scales, 2, 0),
+        xp.moveaxis(right, 2, 0),
+        None if right_scales is None else xp.moveaxis(right_scales, 2, 0),
+        xp.zeros((left.shape[0], left.shape[1], right.shape[1]), dtype=np.uint32),
+        instruction,
+        formats,
+    )
+
+
+@_backend.jit(static=("instruction",))
+def _with_guarded(
+    s: Array, left: Array, right: Array, guarded: Array, *, instruction: str
+) -> Array:
+    """`s` with the guarded blocks computed from bfloat16 codes."""
+    xp = _backend.namespace(s, left, right)
+    tiles, rows, columns = s.shape
     groups = rows // BLOCK
-    queries = left.high.reshape(tiles * groups, BLOCK, -1)
-    keys = _key_blocks(right.high, guarded, xp).reshape(tiles * groups, BLOCK, -1)
+    queries = left.reshape(tiles * groups, BLOCK, -1)
+    keys = _key_blocks(right, guarded, xp).reshape(tiles * groups, BLOCK, -1)
     high = _contracted(
         xp.moveaxis(queries, 2, 0),
         None,
         xp.moveaxis(keys, 2, 0),
         None,
         xp.zeros((tiles * groups, BLOCK, BLOCK), dtype=np.uint32),
-        product,
-        guard=True,
+        instruction,
+        _BFLOAT16,
     ).reshape(tiles, groups, BLOCK, 1, BLOCK)
     blocks = s.reshape(tiles, groups, BLOCK, columns // BLOCK, BLOCK)
     here = in_guarded(guarded, columns, xp)
     return xp.where(here, high, blocks).reshape(tiles, rows, columns)
 
 
-def over_keys(
-    pairs: Pairs, right: Rows, accumulator: Array, product: Product, operand: Operand
-) -> Array:
-    """The accumulator [tiles, queries, channels] after the keys of one tile. `operand` is that of the pairs."""
-    xp = _backend.namespace(pairs.codes, right.codes)
+def left_over_keys(pairs: Pairs, operand: Operand) -> Left:
+    """The pairs' side of a product over keys."""
+    xp = _backend.namespace(pairs.codes)
     scales = pairs.scales
     if scales is not None:
         scales = xp.moveaxis(scales, 2, 0)
         if operand.block == (BLOCK, BLOCK):
             scales = xp.repeat(scales, BLOCK, axis=2)
-    return _over_rows(xp.moveaxis(pairs.codes, 2, 0), scales, right, accumulator, product, operand)
+    return _left(xp.moveaxis(pairs.codes, 2, 0), scales, operand)
 
 
-def over_queries(
-    pairs: Pairs, right: Rows, accumulator: Array, product: Product, operand: Operand
-) -> Array:
-    """The accumulator [tiles, keys, channels] after the queries of one tile."""
-    xp = _backend.namespace(pairs.codes, right.codes)
+def left_over_queries(pairs: Pairs, operand: Operand) -> Left:
+    """The pairs' side of a product over queries."""
+    xp = _backend.namespace(pairs.codes)
     scales = pairs.scales
     if scales is not None:
         scales = xp.moveaxis(scales, 1, 0)
         if operand.block == (BLOCK, BLOCK):
             scales = xp.repeat(scales, BLOCK, axis=2)
-    return _over_rows(xp.moveaxis(pairs.codes, 1, 0), scales, right, accumulator, product, operand)
+    return _left(xp.moveaxis(pairs.codes, 1, 0), scales, operand)
+
+
+def _left(codes: Array, scales: Array | None, operand: Operand) -> Left:
+    xp = _backend.namespace(codes)
+    if operand.static_scale is not None:
+        shape = (codes.shape[0] // BLOCK, *codes.shape[1:])
+        scales = xp.full(shape, operand.static_scale, dtype=np.uint8)
+    return Left(codes, scales)
+
+
+def over_rows(left: Left, right: Rows, accumulator: Array, product: Product) -> Array:
+    """The accumulator [tiles, others, channels] after the rows of one tile."""
+    return _over_rows(
+        left.codes,
+        left.scales,
+        right.codes,
+        right.scales,
+        accumulator,
+        instruction=product.instruction,
+        formats=(element(product.left), element(product.right)),
+    )
+
+
+@_backend.jit(static=("instruction", "formats"))
+def _over_rows(
+    left: Array,
+    left_scales: Array | None,
+    right: Array,
+    right_scales: Array | None,
+    accumulator: Array,
+    *,
+    instruction: str,
+    formats: tuple[str, str],
+) -> Array:
+    return _contracted(left, left_scales, right, right_scales, accumulator, instruction, formats)
 
 
 def over_guarded_keys(
@@ -136,6 +206,15 @@ def over_guarded_keys(
 ) -> Array:
     """The accumulator [tiles, queries, channels] after the guarded blocks of one tile: bfloat16 of the float32 bits `x`
     [tiles, queries, keys] times the right side's values before quantization."""
+    return _over_guarded_keys(
+        x, right.high, accumulator, guarded, instruction=str(product.guard_instruction)
+    )
+
+
+@_backend.jit(static=("instruction",))
+def _over_guarded_keys(
+    x: Array, right: Array, accumulator: Array, guarded: Array, *, instruction: str
+) -> Array:
     xp = _backend.namespace(x, accumulator)
     tiles, rows, columns = x.shape
     groups = rows // BLOCK
@@ -143,10 +222,16 @@ def over_guarded_keys(
     index = xp.maximum(guarded, 0)[:, :, None, None, None]
     blocks = xp.take_along_axis(blocks, index, axis=2)[:, :, 0]
     codes = bfloat16(blocks).reshape(tiles * groups, BLOCK, BLOCK)
-    keys = _key_blocks(right.high, guarded, xp).reshape(tiles * groups, BLOCK, -1)
+    keys = _key_blocks(right, guarded, xp).reshape(tiles * groups, BLOCK, -1)
     start = accumulator.reshape(tiles * groups, BLOCK, -1)
     end = _contracted(
-        xp.moveaxis(codes, 2, 0), None, xp.moveaxis(keys, 1, 0), None, start, product, guard=True
+        xp.moveaxis(codes, 2, 0),
+        None,
+        xp.moveaxis(keys, 1, 0),
+        None,
+        start,
+        instruction,
+        _BFLOAT16,
     )
     here = (guarded >= 0).reshape(tiles * groups, 1, 1)
     return xp.where(here, end, start).reshape(accumulator.shape)
@@ -176,43 +261,17 @@ def _key_blocks(keys: Array, guarded: Array, xp: ModuleType) -> Array:
     return xp.take_along_axis(blocks, index, axis=1)
 
 
-def _over_rows(
-    codes: Array,
-    scales: Array | None,
-    right: Rows,
-    accumulator: Array,
-    product: Product,
-    operand: Operand,
-) -> Array:
-    xp = _backend.namespace(codes, right.codes)
-    if operand.static_scale is not None:
-        blocks = -(-codes.shape[0] // BLOCK)
-        scales = xp.full((blocks, 1, 1), operand.static_scale, dtype=np.uint8)
-    return _contracted(
-        codes,
-        scales,
-        xp.moveaxis(right.codes, 1, 0),
-        None if right.scales is None else xp.moveaxis(right.scales, 1, 0),
-        accumulator,
-        product,
-    )
-
-
 def _contracted(
     left: Array,
     left_scales: Array | None,
     right: Array,
     right_scales: Array | None,
     accumulator: Array,
-    product: Product,
-    *,
-    guard: bool = False,
+    instruction: str,
+    formats: tuple[str, str],
 ) -> Array:
     """left [K, tiles, M] times right [K, tiles, N] onto [tiles, M, N]; scales [K / 32, tiles, ...], None for unit."""
     xp = _backend.namespace(left, right)
-    instruction = product.instruction
-    if guard and product.guard_instruction is not None:
-        instruction = product.guard_instruction
     scaled = INSTRUCTIONS[instruction].scale_format is not None
 
     def with_unit(scales: Array | None) -> Array:
@@ -221,7 +280,6 @@ def _contracted(
             return xp.full((blocks, 1, 1), UNIT, dtype=np.uint8)
         return scales
 
-    formats = ("bf16", "bf16") if guard else (element(product.left), element(product.right))
     return chain(
         left[:, :, :, None],
         right[:, :, None, :],

@@ -54,6 +54,32 @@ def with_specials(seed: int, lengths, heads: int, kv_heads: int, head_dim: int):
     return *arrays, cu_seqlens
 
 
+def tiny(seed: int, lengths, heads: int, kv_heads: int, head_dim: int):
+    """Values from 2^-133, the smallest of bfloat16, to 2^-100, zeros of both signs, and rows of zeros."""
+    rng = np.random.default_rng(seed)
+    q, k, v, cu_seqlens = bell(seed, lengths, heads, kv_heads, head_dim)
+    arrays = []
+    for x in (q, k, v):
+        powers = np.exp2(rng.integers(-133, -100, x.shape)).astype(np.float32)
+        x = (x.astype(np.float32) * powers).astype(BF16)
+        x[rng.random(x.shape) < 0.2] = -0.0
+        x[rng.random(x.shape[:2]) < 0.2] = 0
+        arrays.append(x)
+    return *arrays, cu_seqlens
+
+
+def edges(seed: int, lengths, heads: int, kv_heads: int, head_dim: int):
+    """Small integers times powers of two, so that sums, maxima and roundings meet ties and equal values."""
+    rng = np.random.default_rng(seed)
+    q, k, v, cu_seqlens = bell(seed, lengths, heads, kv_heads, head_dim)
+    arrays = []
+    for x in (q, k, v):
+        integers = rng.integers(-8, 9, x.shape).astype(np.float32)
+        x = np.ldexp(integers, rng.integers(-4, 3, x.shape[:1])[:, None, None])
+        arrays.append(x.astype(np.float32).astype(BF16))
+    return *arrays, cu_seqlens
+
+
 def bits(x) -> np.ndarray:
     """Bit patterns of any array, codes unchanged, every float NaN as one pattern."""
     x = np.asarray(x)

@@ -1,113 +1,190 @@
-"""The forward against an implementation that shares no code with it: Python integers from the written steps."""
+"""Both passes against an implementation that shares no code with them: Python integers from the written steps."""
+
+import functools
+import math
 
 import numpy as np
 import pytest
 
-from flamia_ref import attention
-from flamia_ref.attention import forward_stages
-from tests.attention.samples import BF16, any_bits, assert_same, bell, wide, with_specials
+from flamia_ref.attention import RECIPES, Forward
+from flamia_ref.attention.inputs import score_factor
+from tests.attention.passes import passes, with_dout
+from tests.attention.samples import (
+    BF16,
+    any_bits,
+    assert_same,
+    bell,
+    edges,
+    tiny,
+    wide,
+    with_specials,
+)
 from tests.independent import attention as independent
+from tests.independent import factors
 
-CASES = {
-    "one token": (bell, {"lengths": [1], "heads": 1, "kv_heads": 1, "head_dim": 64}),
-    "straddling": (bell, {"lengths": [5, 0, 33, 2], "heads": 2, "kv_heads": 1, "head_dim": 64}),
-    "three over one": (bell, {"lengths": [17, 14], "heads": 3, "kv_heads": 1, "head_dim": 32}),
-    "head_dim 128": (bell, {"lengths": [20], "heads": 1, "kv_heads": 1, "head_dim": 128}),
-    "head_dim 40": (bell, {"lengths": [11], "heads": 2, "kv_heads": 2, "head_dim": 40}),
-    "sharp": (bell, {"lengths": [40], "heads": 2, "kv_heads": 1, "head_dim": 64, "spread": 6.0}),
-    "flat": (bell, {"lengths": [33], "heads": 1, "kv_heads": 1, "head_dim": 64, "spread": 0.01}),
-    "wide": (wide, {"lengths": [32, 8], "heads": 2, "kv_heads": 2, "head_dim": 64}),
-    "any bits": (any_bits, {"lengths": [31, 9], "heads": 2, "kv_heads": 1, "head_dim": 64}),
-    "specials": (with_specials, {"lengths": [13, 20], "heads": 2, "kv_heads": 2, "head_dim": 64}),
-    "two key tiles": (
-        bell,
-        {"lengths": [150], "heads": 1, "kv_heads": 1, "head_dim": 32, "spread": 2.0},
-    ),
-    "two key tiles, wide": (wide, {"lengths": [140], "heads": 1, "kv_heads": 1, "head_dim": 32}),
-    "two key tiles, specials": (
-        with_specials,
-        {"lengths": [140], "heads": 1, "kv_heads": 1, "head_dim": 32},
-    ),
+RESULTS = ("out", "dq", "dk", "dv")  # bfloat16 there, float32 of the same values here
+
+
+def compare(
+    q, k, v, dout, cu_seqlens, recipe: str, *, out=None, lse=None, **options
+) -> dict[str, np.ndarray]:
+    """Every stage of both passes, bit for bit. `out` and `lse`: what the backward starts from, of a foreign kernel."""
+    expected = independent.run(
+        recipe,
+        *(x.view(np.uint16) for x in (q, k, v, dout)),
+        cu_seqlens,
+        out_bits=None if out is None else out.view(np.uint16),
+        lse_bits=None if lse is None else lse.view(np.uint32),
+        **options,
+    )
+    given = None
+    if out is not None:
+        given = Forward.from_kernel(out, lse, recipe, cu_seqlens=cu_seqlens, **options)
+    found = passes(q, k, v, dout, recipe, given=given, cu_seqlens=cu_seqlens, **options)
+    assert set(found) == set(expected)
+    for name, value in found.items():
+        assert_same(value, _like(value, expected[name], name), name)
+    return found
+
+
+def _like(value, expected, name: str):
+    """The independent bits as the type of `value`."""
+    if isinstance(value, list):
+        return [_like(one, other, name) for one, other in zip(value, expected, strict=True)]
+    if name in RESULTS:
+        return expected.view(BF16).astype(np.float32)
+    return expected.view(value.dtype)
+
+
+DISTRIBUTIONS = {
+    "bell": bell,
+    "sharp": functools.partial(bell, spread=5.0),
+    "wide": wide,
+    "any bits": any_bits,
+    "specials": with_specials,
+    "tiny": tiny,
+    "edges": edges,
 }
 
 
-def check(q, k, v, cu_seqlens, *, library: str, causal: bool, softmax_scale=None) -> None:
-    expected = independent.forward(
-        *(x.view(np.uint16) for x in (q, k, v)),
-        cu_seqlens,
-        softmax_scale=softmax_scale,
-        causal=causal,
-    )
-    if library == "jax":
-        import jax.numpy as jnp
-
-        q, k, v = (jnp.asarray(x) for x in (q, k, v))
-    result = attention.forward(
-        q,
-        k,
-        v,
-        "flamia-mxfp8-folded",
-        cu_seqlens=cu_seqlens,
-        causal=causal,
-        softmax_scale=softmax_scale,
-        trace=forward_stages,
-    )
-    for stage in forward_stages:
-        want = expected[stage]
-        as_float32 = stage in ("s", "p", "row_max", "row_sum", "o")
-        if as_float32:
-            want = (
-                [x.view(np.float32) for x in want]
-                if isinstance(want, list)
-                else want.view(np.float32)
-            )
-        assert_same(result.trace[stage], want, stage)
-    assert_same(np.asarray(result.out).astype(BF16), _canonical_bf16(expected["out"]), "out")
-    assert_same(result.lse, expected["lse"].view(np.float32), "lse")
-
-
-def _canonical_bf16(pattern: np.ndarray) -> np.ndarray:
-    """bfloat16 values whose NaN is what a float32 NaN converts to."""
-    values = pattern.view(BF16)
-    return values.astype(np.float32).astype(BF16)
-
-
-@pytest.mark.parametrize("library", ["numpy", "jax"])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-@pytest.mark.parametrize("case", CASES)
-def test_every_stage(case: str, causal: bool, library: str) -> None:
-    make, shape = CASES[case]
-    seed = sorted(CASES).index(case)
-    check(*make(seed, **shape), library=library, causal=causal)
-
-
-@pytest.mark.parametrize("scale", [0.125, 1.0, 3.7e-5, 40.0, 1e30])
-def test_softmax_scale(scale: float) -> None:
-    make = any_bits if scale > 1 else bell
-    check(
-        *make(3, lengths=[24], heads=1, kv_heads=1, head_dim=32),
-        library="numpy",
-        causal=True,
-        softmax_scale=scale,
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_stage(recipe: str, distribution: str, causal: bool) -> None:
+    """Two documents, of which one ends two tokens into its second block; two blocks of channels, one short."""
+    seed = sorted(DISTRIBUTIONS).index(distribution)
+    heads = 2 if distribution in ("bell", "specials") else 1
+    compare(
+        *with_dout(DISTRIBUTIONS[distribution], seed, [34, 0, 3], heads, 1, 40),
+        recipe,
+        causal=causal,
     )
 
 
-@pytest.mark.parametrize("library", ["numpy", "jax"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_two_key_tiles(recipe: str) -> None:
+    """A sharp row of scores whose maximum grows from tile to tile, so that sums are brought to a new base."""
+    q, k, v, dout, cu_seqlens = with_dout(bell, 7, [130], 1, 1, 8, spread=3.0)
+    k[128:] *= np.float32(8).astype(BF16)
+    compare(q, k, v, dout, cu_seqlens, recipe)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_three_key_tiles(recipe: str, distribution: str, causal: bool) -> None:
+    compare(*with_dout(DISTRIBUTIONS[distribution], 9, [290], 1, 1, 8), recipe, causal=causal)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("length", [257, 400])
+def test_pairs_of_key_tiles_in_a_partial_sum(length: int, causal: bool) -> None:
+    """head_dim 128, from which FlashAttention-4 adds up two key tiles in one chain of dQ."""
+    compare(*with_dout(bell, 3, [length], 1, 1, 128), "bf16-fa4", causal=causal)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("make", [bell, wide, any_bits, with_specials])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_more_of_every_kind(recipe: str, make, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    heads, kv_heads = [(1, 1), (2, 1), (3, 1), (4, 2), (2, 2), (6, 2)][seed]
+    lengths = rng.integers(0, 70, 2).tolist()
+    head_dim = int(rng.choice([24, 32, 48, 64, 96]))
+    compare(
+        *with_dout(make, 50 + seed, lengths, heads, kv_heads, head_dim), recipe, causal=seed < 4
+    )
+
+
+@pytest.mark.parametrize("head_dim", [1, 8, 31, 64, 96, 128, 160, 256])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_head_dims(recipe: str, head_dim: int) -> None:
+    """The order of delta, the blocks of channels and the steps of the instructions depend on it."""
+    compare(*with_dout(bell, head_dim, [3, 1], 2, 1, head_dim), recipe)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 1), (4, 2), (6, 3)])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_groups_of_heads(recipe: str, heads: int, kv_heads: int) -> None:
+    compare(*with_dout(bell, heads, [9, 4], heads, kv_heads, 16), recipe)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.7e-5, 40.0, 1e30])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_softmax_scale(recipe: str, scale: float) -> None:
+    make = any_bits if scale > 1 else bell
+    compare(*with_dout(make, 3, [17], 1, 1, 16), recipe, softmax_scale=scale)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_backward_of_a_foreign_forward(recipe: str) -> None:
+    """An out and an lse that no forward here gave: other values, dead rows, rows of NaN, zeros of both signs."""
+    q, k, v, dout, cu_seqlens = with_dout(bell, 21, [20, 15], 2, 1, 32)
+    own = passes(q, k, v, dout, recipe, stages=False, cu_seqlens=cu_seqlens)
+    rng = np.random.default_rng(21)
+    out = (own["out"] + rng.normal(0, 0.3, own["out"].shape)).astype(np.float32).astype(BF16)
+    lse = (own["lse"] + rng.uniform(0, 3, own["lse"].shape)).astype(np.float32)
+    lse[0, 4], out[4, 0] = -np.inf, 0
+    lse[1, 25], out[25, 1] = -np.inf, -0.0
+    lse[0, 30], out[30, 0, 3] = np.nan, np.nan
+    out[12, 1, 5] = np.nan
+    out[13, 1, 5] = np.inf
+    compare(q, k, v, dout, cu_seqlens, recipe, out=out, lse=lse)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("score", [-1.5 * 2.0**31, 1.5 * 2.0**31])
-def test_scores_beyond_the_split(score: float, library: str) -> None:
+def test_scores_beyond_the_split(recipe: str, score: float) -> None:
     """t is rounded to whole powers of two there: the only exponential is 0 or infinity, and the row is not dead."""
     q, v = np.zeros((1, 1, 32), BF16), np.ones((1, 1, 32), BF16)
     q[0, 0, 0] = score
-    check(q, v, v, [0, 1], library=library, causal=True, softmax_scale=1.0)
-    result = attention.forward(q, v, v, "flamia-mxfp8-folded", softmax_scale=1.0)
-    assert np.isnan(result.out).all()
+    found = compare(q, v, v, v, [0, 1], recipe, softmax_scale=1.0)
+    if recipe == "flamia-mxfp8-folded":
+        assert np.isnan(found["out"]).all()
 
 
-def test_score_factor() -> None:
-    from flamia_ref.attention.inputs import score_factor
+@pytest.mark.parametrize("distance", range(22, 32))
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name.startswith("flamia")])
+def test_integer_bases_beyond_the_exact_integers(recipe: str, distance: int) -> None:
+    """From 2^24 on not every integer is a float32; the units of P must not be rounded into the base."""
+    q, k, v, dout, cu_seqlens = with_dout(bell, 5, [3], 1, 1, 32)
+    q[0, 0, 0] = 2.0**distance
+    compare(q, k, v, dout, cu_seqlens, recipe, softmax_scale=1.0)
 
+
+def test_score_factors() -> None:
     rng = np.random.default_rng(0)
     scales = [1 / np.sqrt(d) for d in range(1, 257)]
     scales += [float(x) for x in np.exp2(rng.uniform(-120, 120, 200))]
-    for scale in scales:
-        assert int(score_factor(float(scale))) == independent.score_factor(float(scale)), scale
+    # Products that are so near the middle of two float32 that float64 cannot tell the side.
+    middles = rng.integers(1 << 23, 1 << 24, 50) * 2 + 1
+    scales += [float(middle) / math.log2(math.e) * 2.0**-30 for middle in middles]
+    seen = {}
+    for rounding in ("exact_product", "float64_product", "float32_product"):
+        expected = [getattr(factors, rounding)(float(scale)) for scale in scales]
+        assert [int(score_factor(float(scale), rounding)) for scale in scales] == expected
+        seen[rounding] = tuple(expected)
+    assert len(set(seen.values())) == 3  # or the knob would do nothing

@@ -121,7 +121,7 @@ def test_version_and_help(run: Run) -> None:
         (["golden", "check", "tests", "--kernel", KERNEL], "is no golden pack"),
         (["golden", "show", "tests"], "is no golden pack"),
         (["formats", "show", "e4m4"], "unknown format 'e4m4'; did you mean 'e4m3'"),
-        (["recipes", "show", "flamia-mxfp8"], "did you mean 'flamia-mxfp8-folded'"),
+        (["recipes", "show", "flamia-mxfp8-fold"], "did you mean 'flamia-mxfp8-folded'"),
     ],
 )
 def test_bad_usage(run: Run, arguments: list[str], message: str) -> None:

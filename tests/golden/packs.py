@@ -52,7 +52,6 @@ TINY = (
 WITH_TINY = Registry("suite", [*SUITES.items(), ("tiny", TINY)])
 
 
-
 def results(case: Case) -> dict[str, Any]:
     """What a perfect kernel gives, in arrays of its own."""
     return {

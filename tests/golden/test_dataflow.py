@@ -398,7 +398,10 @@ def changed(product: str, side: str, recipe: str = FOLDED, **fields: Any) -> Rec
             changed("s", "left", "cudnn-mxfp8", block=(32, 1)),
             r"^q.s has scale blocks \(32, 1\), and s takes one scale for 32 channels",
         ),
-        (changed("s", "left", block=(1, 32)), "dk.q has the codes of s.q, but another format or block"),
+        (
+            changed("s", "left", block=(1, 32)),
+            "dk.q has the codes of s.q, but another format or block",
+        ),
         (
             changed("dk", "right", scale_folded_into=None),
             r"q has scale blocks \(1, 'all'\), and dk takes one scale for 32 tokens",

@@ -126,14 +126,18 @@ def test_a_plain_kernel_gets_plain_arguments(made: Path) -> None:
 
 
 def test_a_kernel_without_a_backward_is_not_given_dout(made: Path) -> None:
-    def kernel(q: Any, k: Any, v: Any, *, cu_seqlens: Any, causal: bool, softmax_scale: float) -> Any:
+    def kernel(
+        q: Any, k: Any, v: Any, *, cu_seqlens: Any, causal: bool, softmax_scale: float
+    ) -> Any:
         return numpy_kernel(
             q, k, v, cu_seqlens=cu_seqlens, causal=causal, softmax_scale=softmax_scale
         )
 
     report = golden.check(made, kernel)
     assert report.passed
-    assert {case.note for case in report.cases} == {"forward only: nothing of the backward was given"}
+    assert {case.note for case in report.cases} == {
+        "forward only: nothing of the backward was given"
+    }
     assert "    forward only: nothing of the backward was given" in report.to_text()
 
 

@@ -227,7 +227,10 @@ HUGE = 1 << 62
     ("change", "message"),
     [
         (put("schema", value="other"), "is not the manifest of"),
-        (put("schema_version", value=1), "has schema version 1, this version reads 2; make the pack"),
+        (
+            put("schema_version", value=1),
+            "has schema version 1, this version reads 2; make the pack",
+        ),
         (put("schema_version", value="2"), "has schema version '2'"),
         (put("numerics_version", value=-1), "numerics_version is -1"),
         (put("numerics_version", value=True), "numerics_version is True"),

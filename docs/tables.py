@@ -1,0 +1,191 @@
+"""Write docs/recipes.md: the recipes side by side, and which consistency properties each has.
+
+Run from the root of the checkout, a minute: python docs/tables.py
+"""
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from flamia_ref.attention import RECIPES, Recipe  # noqa: E402
+from flamia_ref.attention import consistency as checks  # noqa: E402
+from flamia_ref.attention.description import form  # noqa: E402
+from flamia_ref.attention.findings import TITLES, Consistency, Verdict  # noqa: E402
+from flamia_ref.attention.recipe import Guard, Operand, Scope, Use  # noqa: E402
+
+FILE = ROOT / "docs" / "recipes.md"
+
+VERDICTS = {
+    Verdict.HOLDS: "holds",
+    Verdict.HOLDS_OUTSIDE_GUARDED_BLOCKS: "outside guarded blocks",
+    Verdict.BROKEN: "**broken**",
+}
+SAMPLES = ("bell", "wide", "public witness")
+DECIDED = ("C1", "C2", "C4", "gradient", "packing", "prefix")
+
+HEAD = """# Recipes
+
+Made by `python docs/tables.py`. A recipe is data: `flamia-ref recipes show NAME` prints it, its steps are numbered in
+the docstring of its module in `flamia_ref/attention/recipes/`.
+
+## Properties
+
+`flamia-ref recipes check NAME` measures these and says what it found, also of a recipe in a JSON file. The inputs are
+fixed: bell-shaped values and values of wide exponents, bfloat16, in packed documents of 150, 1 and 45 tokens, 2 query
+heads, 1 key/value head, head_dim 64.
+
+| name | property |
+|---|---|
+"""
+
+EXPLANATION = """
+- C2 looks at every element of q, k, v and dO as its two products take it. Scales are powers of two, so two blocks give
+  an element one value, unless it is so small in one of them that e4m3 loses bits: that is rare in bell-shaped values.
+- The gradient test runs the recipe's own backward in float64, its quantizers and roundings the identity, and compares
+  it with the exact gradient of its forward; 1e-12 of the largest element is allowed.
+- The evidence of a recipe is the weakest of its steps; that of each step is in the recipe.
+
+Prefixes that change with the tokens after them, causal. Bell-shaped values hide what the public witness of MXFP8's leak
+shows (NVIDIA/TransformerEngine issue 3248).
+
+"""
+
+NUMBERS = """
+## Numbers
+
+On the bell-shaped values, causal.
+
+- C3: visible pairs whose P is rounded otherwise in dV than in O, and how far that alone moves dV (relative L2).
+- C5: row sums of dS relative to its magnitudes: of all rows together, and the root mean square over rows. The exact dS
+  has row sums of zero.
+- Last, what the backward's quantizers and roundings add: dq, dk and dv against the exact gradient of the recipe's
+  forward, straight through its quantizers (relative L2).
+
+| recipe | C3: pairs | C3: dV | C5: all | C5: rms | dq | dk | dv |
+|---|---|---|---|---|---|---|---|
+"""
+
+USES = """
+## What each product takes
+
+Format, rows x columns of the block that shares a scale, and where the scale goes. *same as* another use: the codes are
+those, nothing is quantized twice. *folded*: the other operand of the product takes the scale in before it is quantized.
+*guarded*: blocks of 32 queries by 32 keys with a visible and a masked pair run in bfloat16, both operands.
+"""
+
+
+def properties_row(report: Consistency) -> str:
+    """The row of one recipe in the table of properties."""
+    cells = [VERDICTS[report[name].verdict] for name in DECIDED]
+    return row([f"`{report.recipe}`", *cells, str(report.evidence)])
+
+
+def prefix_row(report: Consistency) -> str:
+    """The row of one recipe in the table of prefixes."""
+    figures = report["prefix"].figures
+    cells = (f"{figures[f'{name}.changed']} of {figures[f'{name}.prefixes']}" for name in SAMPLES)
+    return row([f"`{report.recipe}`", *cells])
+
+
+def numbers_row(report: Consistency) -> str:
+    """The row of one recipe in the table of numbers."""
+    c3, c5, added = (report[name].figures for name in ("C3", "C5", "gradient"))
+    numbers = [
+        c3["relative"],
+        c5["together"],
+        c5["root_mean_square"],
+        *(added[f"added.{name}"] for name in ("dq", "dk", "dv")),
+    ]
+    share = f"{100 * c3['differing'] / c3['pairs']:.2g}%"
+    return row([f"`{report.recipe}`", share, *(f"{number:.2g}" for number in numbers)])
+
+
+def row(cells: Iterable[str]) -> str:
+    """A row of a table, with its newline."""
+    return f"| {' | '.join(cells)} |\n"
+
+
+def head(cells: Iterable[str]) -> str:
+    """The first two lines of a table."""
+    cells = list(cells)
+    return row(cells) + "|" + "---|" * len(cells) + "\n"
+
+
+def use_cell(recipe: Recipe, use: Use) -> str:
+    """What one use takes, in words."""
+    operand = recipe.operand(use)
+    words = [form(operand)]
+    if operand.same_codes_as is not None:
+        words = [f"same as {operand.same_codes_as}"]
+    if operand.scope is Scope.STATIC:
+        words.append(f"scale 2^{operand.static_scale - 127}")
+    if operand.scale_folded_into is not None:
+        words.append("folded")
+    if operand.guard is not Guard.NONE:
+        words.append("guarded")
+    return ", ".join(words)
+
+
+def knob_rows(recipes: Mapping[str, Recipe]) -> Iterable[str]:
+    """A row for each knob outside the operands, with the values of all recipes."""
+
+    def leaves(value: object, path: str) -> Iterable[tuple[str, object]]:
+        if isinstance(value, Operand):
+            return
+        if dataclasses.is_dataclass(value) and path != "softmax.emulated":
+            for field in dataclasses.fields(value):
+                yield from leaves(getattr(value, field.name), f"{path}.{field.name}".lstrip("."))
+        else:
+            yield path, value
+
+    def shown(value: object) -> str:
+        if dataclasses.is_dataclass(value):
+            value = ", ".join(f"{key} {part}" for key, part in dataclasses.asdict(value).items())
+        return "-" if value is None else str(value)
+
+    parts = ("softmax", "gradient", "tiles", "s", "o", "dp", "dv", "dq", "dk")
+    for part in parts:
+        columns = [dict(leaves(getattr(recipe, part), part)) for recipe in recipes.values()]
+        for path in columns[0]:
+            values = [shown(column[path]) for column in columns]
+            if set(values) != {"-"}:
+                yield row([f"`{path}`", *values])
+
+
+def data_sections(recipes: Mapping[str, Recipe]) -> str:
+    """What is read from the recipes alone."""
+    names = [f"`{name}`" for name in recipes]
+    lines = [USES, "\n", head(["use", *names])]
+    for use in Use:
+        cells = (use_cell(recipe, use) for recipe in recipes.values())
+        lines.append(row([f"`{use}`", *cells]))
+    lines += ["\n## Everything else\n\n", head(["part", *names]), *knob_rows(recipes)]
+    return "".join(lines)
+
+
+def page(reports: Mapping[str, Consistency], recipes: Mapping[str, Recipe] = RECIPES) -> str:
+    """The whole page."""
+    titles = "".join(row([f"**{name}**", title]) for name, title in TITLES.items())
+    return "".join(
+        (
+            HEAD,
+            titles,
+            "\n",
+            head(["recipe", *DECIDED, "evidence"]),
+            *(properties_row(report) for report in reports.values()),
+            EXPLANATION,
+            head(["recipe", *SAMPLES]),
+            *(prefix_row(report) for report in reports.values()),
+            NUMBERS,
+            *(numbers_row(report) for report in reports.values()),
+            data_sections(recipes),
+        )
+    )
+
+
+if __name__ == "__main__":
+    FILE.write_text(page({name: checks.check(name) for name in RECIPES}), encoding="utf-8")

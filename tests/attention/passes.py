@@ -1,0 +1,72 @@
+"""Both passes of a recipe with all their stages, and inputs with a gradient of out. Expected values are elsewhere."""
+
+from typing import Any
+
+from flamia_ref import attention
+from flamia_ref.attention import RECIPES, Forward, Recipe, backward_stages, forward_stages
+from tests.attention.samples import assert_same
+
+ROWS = ("lse", "row_max", "row_sum", "delta")  # [heads, tokens]
+OPERANDS = ("q", "k", "v", "do")
+
+
+def with_dout(make, seed: int, *shape, **options):
+    """q, k, v, dout, cu_seqlens; dout is drawn as q is."""
+    q, k, v, cu_seqlens = make(seed, *shape, **options)
+    return q, k, v, make(seed + 1000, *shape, **options)[0], cu_seqlens
+
+
+def passes(
+    q,
+    k,
+    v,
+    dout,
+    recipe: Recipe | str,
+    *,
+    stages: bool = True,
+    given: Forward | None = None,
+    **options,
+) -> dict[str, Any]:
+    """Every result of both passes by name, with every stage; the backward starts from `given`, if that is there."""
+    chosen = RECIPES[recipe] if isinstance(recipe, str) else recipe
+    one = attention.forward(
+        q, k, v, chosen, trace=forward_stages(chosen) if stages else (), **options
+    )
+    other = attention.backward(
+        q, k, v, dout, given or one, trace=backward_stages(chosen) if stages else ()
+    )
+    return {
+        **one.trace,
+        "out": one.out,
+        "lse": one.lse,
+        **other.trace,
+        "dq": other.dq,
+        "dk": other.dk,
+        "dv": other.dv,
+    }
+
+
+def assert_all_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    """The same names in the same order, and bit equality of each."""
+    assert list(actual) == list(expected)
+    for name, value in expected.items():
+        assert_same(actual[name], value, name)
+
+
+def of_document(results: dict[str, Any], index: int, cu_seqlens, block: int = 32) -> dict[str, Any]:
+    """What `passes` of one document alone should give, cut out of a packed result."""
+    start, stop = (int(x) for x in cu_seqlens[index : index + 2])
+    blocks = [-(-int(b - a) // block) for a, b in zip(cu_seqlens[:-1], cu_seqlens[1:], strict=True)]
+    first = sum(blocks[:index])
+    tokens = int(cu_seqlens[-1])
+    cut: dict[str, Any] = {}
+    for name, value in results.items():
+        if isinstance(value, list):
+            cut[name] = value[index : index + 1]
+        elif name in ROWS:
+            cut[name] = value[:, start:stop]
+        elif name.endswith(".scales") and len(value) != tokens:
+            cut[name] = value[first : first + blocks[index]]
+        else:
+            cut[name] = value[start:stop]
+    return cut

@@ -1,0 +1,298 @@
+"""The consistency report: what it finds where the answer is known, and that planted faults are found."""
+
+import dataclasses
+import functools
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flamia_ref.attention import RECIPES, consistency, invariance, measures, samples
+from flamia_ref.attention.description import data_differences, evidence_differences, summary
+from flamia_ref.attention.findings import TITLES, Verdict
+from flamia_ref.formats import dequantize, quantize
+from tests.attention.samples import BF16
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FA4, CUDNN, PV_BF16, GUARDED, FOLDED, UNGUARDED = RECIPES.values()
+SHAPE = (2, 1, 64)
+SMALL = (45, 1, 33)
+
+
+@functools.cache
+def run(name: str, make=samples.bell, lengths=SMALL, causal: bool = True) -> measures.Run:
+    return measures.traced(RECIPES[name], make(lengths, *SHAPE), causal=causal)
+
+
+@functools.cache
+def report(name: str):
+    return consistency.check(name)
+
+
+def test_samples_are_the_same_everywhere() -> None:
+    # The first values of PCG64 with seed 0, from numpy's documentation of its raw stream, by hand.
+    first = np.random.PCG64(0).random_raw(1)[0]
+    value = (sum(int(first).to_bytes(8, "little")) - 1020) * 4 / 256
+    sample = samples.bell((3,), 1, 1, 1)
+    assert sample.q[0, 0, 0] == np.float32(value).astype(BF16)
+    wide = samples.wide((200,), *SHAPE)
+    exponents = np.frexp(wide.k.astype(np.float64))[1]
+    assert exponents.min() < -20
+    assert exponents.max() > 0
+
+
+def test_c1_sees_a_score_that_is_one_bit_off() -> None:
+    for name in ("bf16-fa4", "flamia-mxfp8"):
+        found = run(name)
+        assert measures.recomputed_scores(found)[0] == 0
+        s = [x.copy() for x in found.forward.trace["s"]]
+        s[0].view(np.uint32)[1, 40, 3] ^= 1 << 20
+        s[0].view(np.uint32)[1, 3, 40] ^= 1 << 20  # masked
+        trace = {**found.forward.trace, "s": s}
+        wrong = found._replace(forward=replace(found.forward, trace=trace))
+        assert measures.recomputed_scores(wrong)[0] == 1
+
+
+def blocks(x, block, documents):
+    """x quantized by te-mx-e4m3, each document and head on its own."""
+    heads = np.moveaxis(x.astype(np.float32), 1, 0)
+    parts = [
+        dequantize(quantize(heads[:, document], "te-mx-e4m3", block=block), np.float64)
+        for document in documents
+        if document.stop > document.start
+    ]
+    return np.moveaxis(np.concatenate(parts, axis=1), 0, 1)
+
+
+@pytest.mark.parametrize("tensor", ["q", "k", "v", "do"])
+def test_c2_counts_the_elements_that_two_quantizations_change(tensor: str) -> None:
+    found = run("cudnn-mxfp8", samples.wide)
+    x = getattr(found.sample, "dout" if tensor == "do" else tensor)
+    along_channels, along_tokens = (
+        blocks(x, block, found.sample.documents) for block in ((1, 32), (32, 1))
+    )
+    count = measures.two_values(found, tensor)
+    assert count.differing == (along_channels != along_tokens).sum() > 0
+    assert count.elements == x.size
+
+    found = run("cudnn-mxfp8-pv-bf16")
+    along_channels = blocks(
+        getattr(found.sample, "dout" if tensor == "do" else tensor),
+        (1, 32),
+        found.sample.documents,
+    )
+    x = getattr(found.sample, "dout" if tensor == "do" else tensor).astype(np.float64)
+    count = measures.two_values(found, tensor)
+    assert count.differing == (along_channels != x).sum() > 0
+    by_use = x if tensor == "v" else along_channels  # the first product of v is O, in bfloat16
+    expected = np.linalg.norm(along_channels - x) / np.linalg.norm(by_use)
+    assert count.relative == pytest.approx(expected, rel=1e-12)
+
+
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("name", ["flamia-mxfp8-folded", "flamia-mxfp8", "flamia-mxfp8-unguarded"])
+def test_c3_where_both_bases_are_integers(name: str) -> None:
+    """With one key tile and integer bases, both roundings of P are read off the codes exactly."""
+    found = run(name)
+    trace = {**found.forward.trace, **found.backward.trace}
+    differing = pairs = 0
+    for index, document in enumerate(found.sample.documents):
+        length = document.stop - document.start
+        seen = np.tril(np.ones((length, length), bool))
+
+        def exponents(name: str, blocks, index=index, length=length) -> np.ndarray:
+            scales = trace[name][index].astype(np.int32) - 127
+            for axis, extent in zip((1, 2), blocks, strict=True):
+                scales = np.repeat(scales, extent, axis=axis)
+            return scales[:, :length, :length]
+
+        p_o, p_dv = (
+            trace[f"p.{use}.codes"][index].view(E4M3).astype(np.float64) for use in ("o", "dv")
+        )
+        m = found.forward.trace["row_max"][:, document, None].astype(np.int32)
+        b = np.floor(found.forward.lse[:, document, None] * np.float32(np.log2(np.e)))
+        b = b.astype(np.int32)
+        if name == "flamia-mxfp8-folded":
+            of_v = trace["v.scales"][document, 0, 0].astype(np.int32) - 127
+            p_o = np.ldexp(p_o, exponents("p.o.scales", (1, 32)) - of_v)
+        else:
+            m = m - 8
+        if name == "flamia-mxfp8":  # one diagonal block and the last
+            block = np.arange(length) // 32
+            p = trace["p"][index].astype(BF16).astype(np.float64)
+            p_o = np.where(block[:, None] == block, p, p_o)
+        blocks = (32, 32) if name == "flamia-mxfp8-unguarded" else (32, 1)
+        p_dv = np.ldexp(p_dv, exponents("p.dv.scales", blocks))
+        if name != "flamia-mxfp8-unguarded":
+            of_do = trace["do.scales"][document, :, 0].T.astype(np.int32) - 127
+            p_dv = np.ldexp(p_dv, -of_do[:, :, None])
+        differing += int((np.ldexp(p_o, m - b) != p_dv)[:, seen].sum())
+        pairs += 2 * int(seen.sum())
+    count = measures.two_roundings(found)
+    assert (count.differing, count.elements) == (differing, pairs)
+    assert 0 < differing < pairs
+
+
+@pytest.mark.parametrize("name", ["bf16-fa4", "cudnn-mxfp8", "flamia-mxfp8"])
+def test_c4_tells_the_returned_output_from_the_one_before_rounding(name: str) -> None:
+    found = run(name)
+    delta = measures.delta(found)
+    assert delta.halved
+    assert delta.returned < 2**-18 < 2**-13 < delta.unrounded
+    # A forward whose out is not rounded: then the traced delta is of something else.
+    other = replace(found.forward, out=found.forward.trace["o"])
+    assert measures.delta(found._replace(forward=other)).returned == delta.unrounded
+
+
+def test_c5_of_rows_that_are_known() -> None:
+    found = run("bf16-fa4", lengths=(3,))
+    ds = np.zeros((2, 3, 3), np.float32)
+    ds[:, 0, 0] = 7  # sees one key: not counted
+    ds[:, 1, :2] = [1, -1]
+    ds[:, 2] = [3, -1, -1]
+    trace = {**found.backward.trace, "ds": [ds]}
+    sums = measures.row_sums(found._replace(backward=replace(found.backward, trace=trace)))
+    assert sums.largest == pytest.approx(0.2)
+    assert sums.root_mean_square == pytest.approx((0.2**2 / 2) ** 0.5)
+    assert sums.together == pytest.approx(1 / 7)
+
+
+def test_a_gradient_that_does_not_fit_is_broken() -> None:
+    wrong = replace(CUDNN, gradient=replace(CUDNN.gradient, p_offset=7))
+    found = run("cudnn-mxfp8")
+    one = consistency._gradient(found._replace(recipe=wrong))
+    assert one.verdict is Verdict.BROKEN
+    assert one.figures["dv"] == pytest.approx(0.5, abs=1e-9)
+    assert one.figures["dq"] < 1e-12
+    assert consistency._gradient(found).verdict is Verdict.HOLDS
+
+
+def test_documents_that_see_each_other_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = samples.bell(SMALL, *SHAPE)
+    assert invariance.packing(FA4, sample, causal=False) == []
+    right = invariance.forward
+
+    def wrong(q, k, v, recipe, *, cu_seqlens, causal):
+        lse = right(q, k, v, recipe, causal=causal).lse
+        return replace(right(q, k, v, recipe, cu_seqlens=cu_seqlens, causal=causal), lse=lse)
+
+    monkeypatch.setattr(invariance, "forward", wrong)
+    changes = invariance.packing(FA4, sample, causal=True)
+    assert {change.result for change in changes} >= {"lse", "dq", "dv"}
+    assert "out" not in {change.result for change in changes}
+    assert "lse changes in " in str(changes[0])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "leaks"),
+    [(FA4, False), (CUDNN, True), (PV_BF16, False), (GUARDED, False), (FOLDED, False)]
+    + [(UNGUARDED, True)],
+    ids=RECIPES,
+)
+def test_prefixes_of_the_public_witness(recipe, leaks: bool) -> None:
+    found = invariance.prefix(recipe, samples.public_witness(), (8,))[8]
+    assert bool(found) == leaks
+    if leaks:  # a share of 2^-20 for itself, nothing once the scale is that of 1
+        assert (found[0].result, found[0].place) == ("out", (0, 0, 0))
+        assert (found[0].alone, found[0].together) == (2.0**-20, 0)
+        assert str(found[0]).endswith(
+            "first at token 0, head 0, channel 0: 9.53674e-07 alone, 0 here"
+        )
+
+
+@pytest.mark.parametrize("recipe", [CUDNN, UNGUARDED], ids=lambda recipe: recipe.name)
+def test_bell_shaped_values_hide_what_wide_ones_show(recipe) -> None:
+    lengths = (1, 7, 20, 33)
+    bell, wide = (make((45,), *SHAPE) for make in (samples.bell, samples.wide))
+    assert not any(invariance.prefix(recipe, bell, lengths).values())
+    assert any(invariance.prefix(recipe, wide, lengths).values())
+
+
+def test_a_report() -> None:
+    found = report("cudnn-mxfp8")
+    assert found.broken == ("C2", "prefix")
+    assert found.exit_code == 1
+    assert [one.name for one in found.properties] == list(TITLES)
+    text = str(found)
+    assert text.startswith("recipe cudnn-mxfp8: evidence assumed\nC1        holds: ")
+    assert "two values: q, k, v, dO" in text
+    assert text.endswith("BROKEN: C2, prefix")
+    data = json.loads(found.to_json())
+    assert data["broken"] == ["C2", "prefix"]
+    assert data["properties"][0]["name"] == "C1"
+    assert data["properties"][1]["figures"]["q.wide.differing"] > 0
+    with pytest.raises(ValueError, match="unknown property 'C6'"):
+        found["C6"]
+
+
+def test_progress_and_recipes_that_are_not_computed() -> None:
+    wrong = replace(FOLDED, tiles=replace(FOLDED.tiles, query=64))
+    with pytest.raises(ValueError, match="64 queries and 128 keys"):
+        consistency.check(wrong)
+    with pytest.raises(ValueError, match="unknown recipe"):
+        consistency.check("flamia")
+
+
+def test_summaries() -> None:
+    assert summary(FA4) == "q k v dO: bf16"
+    assert summary(CUDNN) == "q k v dO: te-mx-e4m3 1x32 and te-mx-e4m3 32x1"
+    assert summary(GUARDED) == ("q dO: te-mx-e4m3 1xall, folded; k v: te-mx-e4m3 32x32, guarded")
+
+
+def test_differences() -> None:
+    assert data_differences(FOLDED, FOLDED) == []
+    assert evidence_differences(FOLDED, FOLDED) == []
+    renamed = replace(FOLDED, name="mine", softmax=replace(FOLDED.softmax, exp2="correct"))
+    assert data_differences(FOLDED, renamed) == [("softmax.exp2", "mufu.sm90", "correct")]
+    assert evidence_differences(FOLDED, renamed) == []
+    emulated = dict(data_differences_by_path(FOLDED, CUDNN))["softmax.emulated"]
+    assert emulated[0] is None
+    assert emulated[1]["period"] == 16
+    step = dataclasses.replace(FOLDED.steps["tiles"], source="elsewhere")
+    other = replace(FOLDED, steps={**FOLDED.steps, "tiles.query": step})
+    assert data_differences(FOLDED, other) == []
+    (found,) = evidence_differences(FOLDED, other)
+    assert found.path == "tiles.query"
+    assert found.one["source"] == FOLDED.steps["tiles"].source  # that of the whole covers the part
+    assert found.other["source"] == "elsewhere"
+
+
+def data_differences_by_path(one, other):
+    return [(path, values) for path, *values in data_differences(one, other)]
+
+
+@functools.cache
+def tables():
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_recipes_holds_their_data() -> None:
+    assert PAGE.endswith(tables().data_sections(RECIPES))
+    for name, recipe in RECIPES.items():
+        assert f"| {recipe.label} |\n" in next(
+            line + "\n" for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")
+        )
+
+
+def test_the_page_of_recipes_holds_what_one_of_them_measures() -> None:
+    # The rows of the others take too long here.
+    found = report("cudnn-mxfp8")
+    for row in (tables().properties_row, tables().prefix_row, tables().numbers_row):
+        assert row(found) in PAGE
+
+
+@pytest.mark.nightly
+def test_the_page_of_recipes_is_what_is_measured() -> None:
+    assert tables().page({name: report(name) for name in RECIPES}) == PAGE

@@ -1,0 +1,119 @@
+"""`flamia-ref recipes list | diff | check`."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from flamia_ref import cli
+from flamia_ref.attention import RECIPES, consistency
+from flamia_ref.attention.findings import TITLES, Consistency, Property, Verdict
+
+FOLDED = RECIPES["flamia-mxfp8-folded"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    try:
+        code = cli.main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    return code, *capsys.readouterr()
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    code, output, _ = run(capsys, "recipes", "list")
+    assert code == 0
+    lines = output.splitlines()
+    assert [line.split()[0] for line in lines] == list(RECIPES)
+    assert lines[0].split()[1:] == [
+        "evidence",
+        RECIPES["bf16-fa4"].label,
+        *["q", "k", "v", "dO:", "bf16"],
+    ]
+    data = json.loads(run(capsys, "recipes", "list", "--json")[1])
+    assert list(data["recipes"]) == list(data["summaries"]) == list(RECIPES)
+
+
+def test_what_show_prints_is_a_recipe_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.json"
+    for name in RECIPES:
+        file.write_text(run(capsys, "recipes", "show", name)[1])
+        code, output, _ = run(capsys, "recipes", "diff", name, file)
+        assert (code, output) == (0, "data: 0 differences\nevidence: 0 differences\n")
+
+
+def test_diff(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    mine = dataclasses.replace(
+        FOLDED,
+        name="mine",
+        tiles=dataclasses.replace(FOLDED.tiles, masked="skipped"),
+        steps={
+            **FOLDED.steps,
+            "tiles": dataclasses.replace(FOLDED.steps["tiles"], source="elsewhere"),
+        },
+    )
+    (tmp_path / "mine.json").write_text(mine.to_json())
+    arguments = ("recipes", "diff", "flamia-mxfp8-folded", tmp_path / "mine.json")
+    code, output, errors = run(capsys, *arguments)
+    assert (code, errors) == (1, "")
+    assert output.startswith('data: 1 differences\n    tiles.masked\n        "computed"\n')
+    assert '"source": "elsewhere"' in output
+    data = json.loads(run(capsys, *arguments, "--json")[1])
+    assert data["recipes"] == ["flamia-mxfp8-folded", "mine"]
+    assert data["data"] == [{"path": "tiles.masked", "one": "computed", "other": "skipped"}]
+    assert [difference["path"] for difference in data["evidence"]] == ["tiles"]
+    code, output, errors = run(capsys, "recipes", "diff", "flamia-mxfp8-folded", "nothing")
+    assert (code, output) == (2, "")
+    assert "unknown recipe 'nothing'" in errors
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_check(
+    verdict: Verdict,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The report is measured elsewhere; here it is made up."""
+
+    def made_up(recipe, *, progress):
+        assert progress is None  # standard error is no terminal here
+        one = Property(
+            name="C2", title=TITLES["C2"], verdict=verdict, finding="so", figures={"pairs": 3}
+        )
+        return Consistency(recipe=recipe.name, evidence=recipe.label, properties=(one,))
+
+    monkeypatch.setattr(consistency, "check", made_up)
+    status = 1 if verdict is Verdict.BROKEN else 0
+    code, output, errors = run(capsys, "recipes", "check", "bf16-fa4")
+    assert (code, errors) == (status, "")
+    assert output.startswith("recipe bf16-fa4: evidence ")
+    assert f"C2        {verdict}: {TITLES['C2']}\n" in output
+    data = json.loads(run(capsys, "recipes", "check", "bf16-fa4", "--json")[1])
+    assert data["schema"] == "flamia-ref consistency"
+    assert data["properties"][0]["figures"] == {"pairs": 3}
+    file = tmp_path / "mine.json"
+    file.write_text(dataclasses.replace(FOLDED, name="mine").to_json())
+    assert run(capsys, "recipes", "check", file)[1].startswith("recipe mine: ")
+
+
+def test_check_of_a_recipe_that_is_not_computed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    wrong = dataclasses.replace(FOLDED, tiles=dataclasses.replace(FOLDED.tiles, query=64))
+    (tmp_path / "wrong.json").write_text(wrong.to_json())
+    code, output, errors = run(capsys, "recipes", "check", tmp_path / "wrong.json")
+    assert (code, output) == (2, "")
+    assert "tiles of 64 queries and 128 keys" in errors
+
+
+@pytest.mark.parametrize("command", ["diff", "check"])
+def test_help_says_what_the_exit_status_means(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output, _ = run(capsys, "recipes", command, "--help")
+    assert code == 0
+    assert "Exit status 1 if" in output
