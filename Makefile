@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 PACK := build/demo-pack
+LEAK := build/leak.png
 
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test nightly bench wheel lint format types coverage clean distclean
 
 help:
-	@echo 'make demo      make a golden pack, check a good kernel and a broken one against it'
+	@echo 'make demo      make a golden pack, check a good kernel and a broken one against it, see a leak'
 	@echo 'make test      run the tests, JOBS=$(JOBS) at a time'
 	@echo 'make nightly   run the tests that take minutes'
 	@echo 'make bench     measure speed beside peers, BENCH="NAME ..." for some of it'
@@ -31,13 +32,13 @@ $(STAMP): pyproject.toml
 
 demo: setup
 	@mkdir -p $(dir $(PACK))
-	@echo '== 1 of 3: making a golden pack, $(PACK)'
+	@echo '== 1 of 4: making a golden pack, $(PACK)'
 	@$(BIN)/flamia-ref golden make $(PACK) --recipe flamia-mxfp8-folded --suite smoke --force
 	@echo
-	@echo '== 2 of 3: checking a kernel that is right, the simulator itself'
+	@echo '== 2 of 4: checking a kernel that is right, the simulator itself'
 	@$(BIN)/flamia-ref golden check $(PACK) --kernel examples.kernels:simulator
 	@echo
-	@echo '== 3 of 3: checking a kernel with one scale byte of V off by one'
+	@echo '== 3 of 4: checking a kernel with one scale byte of V off by one'
 	@status=0; \
 	$(BIN)/flamia-ref golden check $(PACK) --kernel examples.kernels:v_scale_off_by_one \
 		|| status=$$?; \
@@ -45,7 +46,10 @@ demo: setup
 		echo "demo: expected exit status 1, a mismatch, but got $$status" >&2; exit 1; \
 	fi
 	@echo
-	@echo '== As it should: the first kernel passed, the second was found out (exit status 1).'
+	@echo '== 4 of 4: a later token of V changed: which outputs move that must not? Drawn in $(LEAK)'
+	@$(BIN)/flamia-ref leak demo --picture $(LEAK) --force
+	@echo
+	@echo '== As it should: the first kernel passed, the second was found out (exit status 1), and of four recipes one leaks.'
 
 test: setup
 	@echo '== Testing, $(JOBS) at a time'

@@ -15,7 +15,6 @@ sys.path.insert(0, str(ROOT))
 from examples.kernels import v_scale_off_by_one  # noqa: E402
 from flamia_ref import golden  # noqa: E402
 from flamia_ref.golden.actual import stored  # noqa: E402
-from flamia_ref.golden.dataflow import TRACE  # noqa: E402
 
 CASE = "smollm2-layer14"
 HEAD = 0
@@ -81,8 +80,7 @@ def svg(drawn: list[tuple[str, str, int, np.ndarray]]) -> str:
 
 def golden_stages(case: "golden.Case") -> tuple[str, ...]:
     """The stages that a simulator can be asked for."""
-    asked = (place.stage.name for place in case.places.values() if place.stage.name in TRACE)
-    return tuple(dict.fromkeys(asked))
+    return case.recipe.dataflow.trace(backward=False)
 
 
 def main() -> None:

@@ -72,10 +72,12 @@ def rounded_bits(arrays: dict[str, Any]) -> dict[str, Array]:
     """float32 bits of arrays rounded to bfloat16, on the host where all their values are."""
     if _backend.on_host(*arrays.values()):
         arrays = {name: _native(_backend.host(x)) for name, x in arrays.items()}
-    return {
-        name: _input_bits(name, _backend.without_gradient(x, _NO_GRADIENT))
-        for name, x in arrays.items()
-    }
+    return {name: _input_bits(name, no_gradient(x)) for name, x in arrays.items()}
+
+
+def no_gradient(x: Array) -> Array:
+    """`x`, whose gradient would silently be zero: JAX is refused it."""
+    return _backend.without_gradient(x, _NO_GRADIENT)
 
 
 def check_shapes(

@@ -223,7 +223,7 @@ class Softmax(Data):
             halves added, then onto the rescaled sum by a fused multiply-add; the lanes are added at the end.
         normalisation: "reciprocal": O times the reciprocal model. "zero_safe_reciprocal": that, of 1 for a row sum
             that is 0 or NaN. "division": O times 1 / max(row sum, 1e-30), the quotient rounded once.
-        lse: "log2_sum": ((base - p_offset) + log2(sum)) ln 2. "log2_fma": fma(base, c, log2(sum)) ln 2.
+        lse: "log2_sum": ((base - p_offset) + log2(sum)) ln 2. "log2_fma": fma(base, c, log2(sum) - p_offset) ln 2.
             "natural_fma": fma(base, ln 2, log2(sum) ln 2) - p_offset ln 2.
     """
 

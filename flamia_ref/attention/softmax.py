@@ -169,14 +169,17 @@ def _columns(x: Array, tables: Tables, softmax: Softmax) -> Array:
     emulated = softmax.emulated
     if emulated is None:
         return e
+    xp = _backend.namespace(x)
     column = np.arange(x.shape[2])
     chosen = (column >= emulated.first) & (column < emulated.stop)
     chosen &= column % emulated.period >= emulated.period - emulated.count
-    if not chosen.any():
+    (columns,) = np.nonzero(chosen)
+    if not len(columns):
         return e
-    xp = _backend.namespace(x)
-    other = special.exp2_bits(x, tables, model=emulated.exp2)
-    return xp.where(xp.asarray(chosen), other, e)
+    # Computed where it is wanted, then spread: each column takes the next of them.
+    other = special.exp2_bits(x[:, :, columns], tables, model=emulated.exp2)
+    spread = np.minimum(np.cumsum(chosen) - chosen, len(columns) - 1)
+    return xp.where(xp.asarray(chosen), other[:, :, spread], e)
 
 
 def rescaled(x: Array, rescale: Array, softmax: Softmax) -> Array:

@@ -1,11 +1,22 @@
 """Golden packs: make them from the simulator, read them, check kernels against them.
 
 A pack is a folder with ``manifest.json`` and one ``CASE.safetensors`` a case, CASE being the name of
-the data, a dot, and the name of the recipe. A case file holds the inputs, the stages and the outputs
-by name (`flamia_ref.golden.dataflow` lists them), as U8, U16, I32 and F32: bfloat16, codes and scales
-are their bits, and the manifest says what they mean. A stage that is a list with an array a document
-is one tensor a document: ``s.0``, ``s.1``, ... Scales are there twice: in order, and as
-``q.scales.tiled.0``, ... in the 128x4 tiles that kernels load, padded for each document.
+the data, a dot, and the name of the recipe. A case file holds the inputs, the stages of forward and
+backward, and the outputs by name (`flamia_ref.golden.dataflow` makes the list from the recipe), as U8,
+U16, I32 and F32: bfloat16, codes and scales are their bits, and the manifest says what they mean. A
+stage that is a list with an array a document is one tensor a document: ``s.0``, ``s.1``, ...
+
+The scales of q, k, v and do are there twice: in order, and for each document in the 128x4 tiles that
+kernels load:
+
+- ``q.scales.tiled.0`` [heads, token tiles, channel block tiles, 512], where the contraction runs over
+  channels (S, dP): rows are the document's tokens, columns blocks of 32 channels.
+- ``k.scales.tiled_transposed.0`` [heads, channel tiles, token block tiles, 512], where it runs over
+  tokens (O, dV, dQ, dK): rows are channels, columns the document's blocks of 32 tokens. Tiles of
+  channels are outermost.
+
+A scale that is shared by rows, or by columns, is repeated for each. In a tile the scale of row r and
+column c is byte (r % 32) * 16 + r // 32 * 4 + c. Rows and columns past the end are 0.
 """
 
 from typing import TYPE_CHECKING

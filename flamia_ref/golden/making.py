@@ -92,6 +92,7 @@ def _chosen(recipes: "Sequence[str | Recipe]") -> "dict[str, Recipe]":
             raise ValueError(
                 f"recipe {recipe.name} differs from the registered one of that name; rename it"
             )
+        dataflow(recipe)  # raises for one that packs cannot hold
         chosen[recipe.name] = recipe
     if not chosen:
         raise ValueError("no recipe is given; name at least one")

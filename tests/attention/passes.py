@@ -1,5 +1,6 @@
 """Both passes of a recipe with all their stages, and inputs with a gradient of out. Expected values are elsewhere."""
 
+import itertools
 from typing import Any
 
 from flamia_ref import attention
@@ -56,7 +57,7 @@ def assert_all_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
 def of_document(results: dict[str, Any], index: int, cu_seqlens, block: int = 32) -> dict[str, Any]:
     """What `passes` of one document alone should give, cut out of a packed result."""
     start, stop = (int(x) for x in cu_seqlens[index : index + 2])
-    blocks = [-(-int(b - a) // block) for a, b in zip(cu_seqlens[:-1], cu_seqlens[1:], strict=True)]
+    blocks = [-(-int(b - a) // block) for a, b in itertools.pairwise(cu_seqlens)]
     first = sum(blocks[:index])
     tokens = int(cu_seqlens[-1])
     cut: dict[str, Any] = {}

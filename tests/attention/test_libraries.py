@@ -4,10 +4,9 @@ numpy, which `test_independent.py` holds to the recipes' steps."""
 import numpy as np
 import pytest
 
-from flamia_ref import attention
 from flamia_ref.attention import RECIPES
 from tests.attention.passes import assert_all_same, passes, with_dout
-from tests.attention.samples import assert_same, bell, wide, with_specials
+from tests.attention.samples import any_bits, bell, wide, with_specials
 
 # Documents of more than 64 tokens take tiles of 128: one program a pass and a recipe.
 LENGTHS = [130, 0, 70]
@@ -19,11 +18,71 @@ def on_jax(*arrays):
     return [jax.device_put(x) for x in arrays]
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-@pytest.mark.parametrize("make", [bell, wide, with_specials])
+@pytest.mark.parametrize(
+    ("make", "causal"),
+    [(bell, True), (with_specials, True), (wide, False), (any_bits, True)],
+    ids=["bell causal", "specials causal", "wide full", "any bits causal"],
+)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_numpy_equals_jax_in_every_stage(recipe: str, make, causal: bool) -> None:
-    *arrays, cu_seqlens = with_dout(make, 8, LENGTHS, 4, 2, 32)
+    *arrays, cu_seqlens = with_dout(make, 8, LENGTHS, 2, 1, 32)
     plain = passes(*arrays, recipe, cu_seqlens=cu_seqlens, causal=causal)
     compiled = passes(*on_jax(*arrays), recipe, cu_seqlens=cu_seqlens, causal=causal)
     assert_all_same(compiled, plain)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("make", [bell, wide, any_bits, with_specials])
+@pytest.mark.parametrize("head_dim", [40, 128])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_numpy_equals_jax_at_other_sizes(recipe: str, head_dim: int, make, causal: bool) -> None:
+    *arrays, cu_seqlens = with_dout(make, 9, [3, 290, 0, 33, 70], 4, 2, head_dim)
+    plain = passes(*arrays, recipe, cu_seqlens=cu_seqlens, causal=causal)
+    compiled = passes(*on_jax(*arrays), recipe, cu_seqlens=cu_seqlens, causal=causal)
+    assert_all_same(compiled, plain)
+
+
+def default_or_nightly(*default: str):
+    """All recipes, those not in `default` in the nightly run: a user's program takes long to compile."""
+    return [
+        name if name in default else pytest.param(name, marks=pytest.mark.nightly)
+        for name in RECIPES
+    ]
+
+
+@pytest.mark.usefixtures("uncached")
+@pytest.mark.parametrize(
+    "wide_types", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["x32", "x64"]
+)
+@pytest.mark.parametrize("recipe", default_or_nightly("flamia-mxfp8"))
+def test_numpy_equals_a_users_jit_of_vmap_in_every_stage(recipe: str, wide_types: bool) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    batches = [with_dout(wide, seed, [9, 0, 24], 2, 1, 32)[:4] for seed in (1, 2)]
+    cu_seqlens = np.array([0, 9, 9, 33], np.int64)
+
+    def both(*arrays):
+        return passes(*arrays, recipe, cu_seqlens=cu_seqlens)
+
+    with jax.enable_x64(wide_types):
+        stacked = [jnp.stack([jnp.asarray(x) for x in xs]) for xs in zip(*batches, strict=True)]
+        mapped = jax.jit(jax.vmap(both))(*stacked)
+    for index, batch in enumerate(batches):
+        one = jax.tree.map(lambda x, at=index: x[at], mapped)
+        expected = both(*batch)
+        assert one["out"].dtype == one["lse"].dtype == one["dq"].dtype == jnp.float32
+        assert_all_same({name: one[name] for name in expected}, expected)
+
+
+@pytest.mark.parametrize("recipe", ["cudnn-mxfp8"])
+def test_numpy_equals_jax_under_64_bit_types(recipe: str) -> None:
+    import jax
+
+    *arrays, cu_seqlens = with_dout(bell, 8, LENGTHS, 2, 1, 32)
+    expected = passes(*arrays, recipe, stages=False, cu_seqlens=cu_seqlens)
+    with jax.enable_x64(True):
+        found = passes(*on_jax(*arrays), recipe, stages=False, cu_seqlens=cu_seqlens)
+    assert {str(x.dtype) for x in found.values()} == {"float32"}
+    assert_all_same(found, expected)

@@ -1,5 +1,8 @@
 """The compiled programs: what primitives they hold, and that new lengths compile nothing."""
 
+import functools
+import logging
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +10,9 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from flamia_ref import attention
-from tests.attention.samples import bell
-
-RECIPE = "flamia-mxfp8-folded"
+from flamia_ref.attention import RECIPES, Forward
+from tests.attention.passes import passes, with_dout
+from tests.attention.samples import assert_same, bell
 
 PRIMITIVES = {
     "abs",
@@ -21,7 +24,9 @@ PRIMITIVES = {
     "concatenate",
     "convert_element_type",
     "custom_jvp_call",
+    "div",
     "eq",
+    "floor",
     "fused_sum",
     "gather",
     "ge",
@@ -36,6 +41,7 @@ PRIMITIVES = {
     "ne",
     "not",
     "or",
+    "pad",
     "reduce_max",
     "reduce_or",
     "reshape",
@@ -62,38 +68,51 @@ def primitives(jaxpr) -> set[str]:
     return found
 
 
-def test_forward_holds_only_listed_primitives() -> None:
-    q, k, v, cu_seqlens = bell(0, [33, 7], 2, 1, 64)
-    program = jax.make_jaxpr(
-        lambda q, k, v: attention.forward(q, k, v, RECIPE, cu_seqlens=cu_seqlens).out
-    )(*map(jnp.asarray, (q, k, v)))
-    found = primitives(program.jaxpr)
-    assert found == PRIMITIVES, (
-        f"new: {sorted(found - PRIMITIVES)}; gone: {sorted(PRIMITIVES - found)}"
-    )
+@functools.cache
+def programs(recipe: str) -> tuple[set[str], set[str]]:
+    """The primitives of a recipe's forward and of its backward, of both masks."""
+    q, k, v, dout, cu_seqlens = with_dout(bell, 0, [33, 7], 2, 1, 64)
+    given = [jnp.asarray(x) for x in (q, k, v, dout)]
+    found: tuple[set[str], set[str]] = (set(), set())
+    for causal in (True, False):
+
+        def forward(q, k, v, causal=causal):
+            return attention.forward(q, k, v, recipe, cu_seqlens=cu_seqlens, causal=causal)
+
+        def backward(q, k, v, dout, out, lse, causal=causal):
+            one = Forward.from_kernel(out, lse, recipe, cu_seqlens=cu_seqlens, causal=causal)
+            return attention.backward(q, k, v, dout, one).dq
+
+        lse = jnp.zeros((2, 40), jnp.float32)
+        for names, program in zip(
+            found,
+            (
+                jax.make_jaxpr(lambda *x, f=forward: f(*x).out)(*given[:3]),
+                jax.make_jaxpr(backward)(*given, given[0], lse),
+            ),
+            strict=True,
+        ):
+            names |= primitives(program.jaxpr)
+    return found
 
 
-def test_new_lengths_compile_nothing() -> None:
-    rng = np.random.default_rng(0)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_programs_hold_only_listed_primitives(recipe: str) -> None:
+    forward, backward = programs(recipe)
+    assert forward <= PRIMITIVES, f"new: {sorted(forward - PRIMITIVES)}"
+    assert backward <= PRIMITIVES, f"new: {sorted(backward - PRIMITIVES)}"
+    assert "fused_sum" in forward & backward
 
-    def run(lengths) -> None:
-        q, k, v, cu_seqlens = bell(1, lengths, 2, 1, 32)
-        inputs = map(jax.device_put, (q, k, v))  # jnp.asarray compiles for each new shape
-        attention.forward(*inputs, RECIPE, cu_seqlens=cu_seqlens)
 
-    run([20, 50, 100, 200])  # every tile shape
-    with count_compilations() as compiled:
-        for _ in range(30):
-            run(rng.integers(0, 220, rng.integers(1, 5)).tolist())
-    assert not compiled, compiled
+def test_every_listed_primitive_is_met() -> None:
+    met = set().union(*(names for recipe in RECIPES for names in programs(recipe)))
+    assert met == PRIMITIVES, f"gone: {sorted(PRIMITIVES - met)}"
 
 
 class count_compilations:
     """The names of programs that JAX compiles within the block."""
 
     def __enter__(self) -> list[str]:
-        import logging
-
         self.names: list[str] = []
         self.logger = logging.getLogger("jax._src.interpreters.pxla")
         self.handler = logging.Handler()
@@ -109,24 +128,54 @@ class count_compilations:
         self.logger.setLevel(self.level)
 
 
+def run_both(recipe: str, lengths, *, causal: bool) -> None:
+    *arrays, cu_seqlens = with_dout(bell, 1, lengths, 2, 1, 32)
+    inputs = map(jax.device_put, arrays)  # jnp.asarray compiles for each new shape
+    passes(*inputs, recipe, stages=False, cu_seqlens=cu_seqlens, causal=causal)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_new_lengths_compile_nothing(recipe: str) -> None:
+    """Documents of more than 64 tokens: one shape of tiles. The test below has them all."""
+    rng = np.random.default_rng(0)
+    run_both(recipe, [66, 200], causal=True)
+    with count_compilations() as compiled:
+        for index in range(30):
+            lengths = rng.integers(65, 160, rng.integers(1, 3)).tolist()
+            run_both(recipe, lengths, causal=index % 3 > 0)
+    assert not compiled, compiled
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        name if name == "flamia-mxfp8-folded" else pytest.param(name, marks=pytest.mark.nightly)
+        for name in RECIPES
+    ],
+)
+def test_new_lengths_of_every_tile_shape_compile_nothing(recipe: str) -> None:
+    rng = np.random.default_rng(0)
+    run_both(recipe, [20, 50, 100, 200], causal=True)
+    with count_compilations() as compiled:
+        for index in range(30):
+            lengths = rng.integers(0, 220, rng.integers(1, 5)).tolist()
+            run_both(recipe, lengths, causal=index % 3 > 0)
+    assert not compiled, compiled
+
+
 def test_the_count_sees_a_compilation() -> None:
     with count_compilations() as compiled:
         jax.jit(lambda x: x * 3 + 12345)(jnp.arange(37))
     assert compiled
 
 
-def test_forward_has_no_gradient() -> None:
-    q, k, v, _ = bell(2, [8], 1, 1, 32)
-    q, k, v = (jnp.asarray(x).astype(jnp.float32) for x in (q, k, v))
-    with pytest.raises(TypeError, match="attention"):
-        jax.grad(lambda q: attention.forward(q, k, v, RECIPE).out.sum())(q)
-
-
 def test_other_settings_of_jax() -> None:
-    q, k, v, cu_seqlens = bell(3, [9, 4], 2, 1, 32)
-    expected = attention.forward(q, k, v, RECIPE, cu_seqlens=cu_seqlens).out
-    inputs = [jax.device_put(x) for x in (q, k, v)]
+    *arrays, cu_seqlens = with_dout(bell, 3, [70, 66], 2, 1, 32)
+    recipe = "flamia-mxfp8-folded"
+    expected = passes(*arrays, recipe, stages=False, cu_seqlens=cu_seqlens)
+    inputs = [jax.device_put(x) for x in arrays]
     for setting in (jax.numpy_rank_promotion("raise"), jax.transfer_guard("disallow")):
         with setting:
-            out = attention.forward(*inputs, RECIPE, cu_seqlens=cu_seqlens).out
-        assert (np.asarray(out) == expected).all()
+            found = passes(*inputs, recipe, stages=False, cu_seqlens=cu_seqlens)
+        for name, value in expected.items():
+            assert_same(found[name], value, name)

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = f"{FIRST}.safetensors"
 KERNEL = "flamia_ref.golden.simulator:numpy_kernel"
 FAULTY = "examples.kernels:v_scale_off_by_one"
+WRONG_BACKWARD = "examples.kernels:delta_of_truncated_o"
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -153,9 +154,51 @@ def test_make_then_check(run: Run, tmp_path: Path) -> None:
     ) in output
     assert output.endswith("FAIL: 2 cases: 2 bit mismatch\n")
 
+    code, output, errors = run("golden", "check", pack, "--kernel", WRONG_BACKWARD)
+    assert (code, errors) == (1, "")
+    assert "first departs at delta; every stage that leads to it is equal" in output
+
     refused(run("golden", "make", pack, "--suite", "tiny"), "--force")
     assert run("golden", "make", pack, "--suite", "tiny", "--force")[0] == 0
     assert golden.load(pack).manifest.digest == digest
+
+
+def test_packs_of_several_recipes(run: Run, tmp_path: Path) -> None:
+    pack = tmp_path / "pack"
+    arguments = [word for name in RECIPES for word in ("--recipe", name)]
+    code, output, _ = run("golden", "make", pack, "--suite", "tiny", *arguments)
+    assert code == 0
+    assert all(f"{name} ({recipe.label})" in output for name, recipe in RECIPES.items())
+    code, output, _ = run("golden", "check", pack, "--kernel", KERNEL)
+    assert code == 0
+    assert output.endswith(f"PASS: {2 * len(RECIPES)} cases: {2 * len(RECIPES)} pass\n")
+    code, output, _ = run("golden", "show", pack, "tiny.cudnn-mxfp8")
+    assert code == 0
+    (line,) = (line for line in output.splitlines() if "do.dv.scales.tiled_transposed.2 " in line)
+    assert line.split()[1:6] == ["F8_E8M0", "[2,", "1,", "1,", "512]"]
+    # Columns are as wide as the longest name.
+    assert len({line.index("F8_") for line in output.splitlines() if "F8_" in line}) == 1
+
+
+def test_a_kernel_without_a_backward(
+    run: Run, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "forward_only.py").write_text(
+        "from flamia_ref.golden.simulator import numpy_kernel\n"
+        "def kernel(q, k, v, *, cu_seqlens, causal, softmax_scale):\n"
+        "    settings = dict(cu_seqlens=cu_seqlens, causal=causal, softmax_scale=softmax_scale)\n"
+        "    return numpy_kernel(q, k, v, **settings)\n"
+    )
+    code, output, _ = run("golden", "check", made, "--kernel", "forward_only:kernel")
+    assert code == 0
+    assert output.count("forward only: nothing of the backward was given") == 2
+    report = json.loads(
+        run("golden", "check", made, "--kernel", "forward_only:kernel", "--json")[1]
+    )
+    assert {case["note"] for case in report["cases"]} == {
+        "forward only: nothing of the backward was given"
+    }
 
 
 def test_check_of_files(run: Run, made: Path, tmp_path: Path) -> None:

@@ -331,6 +331,48 @@ def test_a_forged_manifest(
     refused(pack, message)
 
 
+ODD: tuple[Any, ...] = (
+    None,
+    0,
+    -1,
+    HUGE,
+    "",
+    "all",
+    "x\n\x1b",
+    [],
+    [1, 32],
+    [[[]]],
+    {},
+    True,
+    "bf16",
+    "s.q",
+    "o.v",
+)
+
+
+def test_a_forged_recipe_is_refused_in_one_line_or_read(made: Path, tmp_path: Path) -> None:
+    text = (made / "manifest.json").read_text()
+    folder = Path(shutil.copytree(made, tmp_path / "pack"))
+    recipe = json.loads(text)["recipes"][RECIPE]["recipe"]
+    paths: list[tuple[str, ...]] = [(part,) for part in recipe]
+    for part, value in recipe.items():
+        if isinstance(value, dict) and part != "steps":
+            paths += [(part, key) for key in value]
+            paths += [(part, key, name) for key in ("left", "right") for name in value.get(key, ())]
+    rng = random.Random(5)
+    refusals = []
+    for _ in range(80):
+        (folder / "manifest.json").write_text(text)
+        path = ("recipes", RECIPE, "recipe", *rng.choice(paths))
+        forge(folder, rng.choice((put(*path, value=rng.choice(ODD)), drop(*path))))
+        try:
+            read_all(folder)
+        except ValueError as error:
+            refusals.append(str(error))
+    assert len(refusals) > 40
+    assert all(refusal.isprintable() for refusal in refusals)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
