@@ -1,140 +1,306 @@
-"""What must hold between runs: packing, prefixes, perturbations, libraries. Expected values come from other runs."""
+"""What must hold between runs: packing, offsets, prefixes, perturbations, tiles. Expected values are other runs'."""
 
-import itertools
+import functools
 
 import numpy as np
 import pytest
 
 from flamia_ref import attention
-from flamia_ref.attention import forward_stages
-from flamia_ref.attention.stages import DOCUMENT_STAGES
-from tests.attention.samples import assert_same, bell, bits, wide
+from flamia_ref.attention import RECIPES, Forward
+from flamia_ref.packing import pairs, tiles
+from tests.attention.passes import assert_all_same, of_document, passes, with_dout
+from tests.attention.samples import BF16, assert_same, bell, bits, wide, with_specials
 
-RECIPE = "flamia-mxfp8-folded"
+LEGAL = ("bf16-fa4", "cudnn-mxfp8-pv-bf16", "flamia-mxfp8", "flamia-mxfp8-folded")
+"""Recipes in which no token reaches what comes before it."""
+
+every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 
 
-def run(q, k, v, cu_seqlens=None, **options):
-    options.setdefault("trace", forward_stages)
-    return attention.forward(q, k, v, RECIPE, cu_seqlens=cu_seqlens, **options)
+def alone(arrays, cu_seqlens, index: int, recipe: str, **options):
+    start, stop = cu_seqlens[index : index + 2]
+    return passes(*(x[start:stop] for x in arrays), recipe, **options)
+
+
+@pytest.mark.parametrize(("make", "causal"), [(bell, True), (wide, False)], ids=["bell", "wide"])
+@every_recipe
+def test_packed_equals_each_document_alone(recipe: str, make, causal: bool) -> None:
+    *arrays, cu_seqlens = with_dout(make, 7, [33, 0, 70, 1], 2, 1, 40)
+    packed = passes(*arrays, recipe, cu_seqlens=cu_seqlens, causal=causal)
+    for index in range(len(cu_seqlens) - 1):
+        one = alone(arrays, cu_seqlens, index, recipe, causal=causal)
+        assert_all_same(of_document(packed, index, cu_seqlens), one)
+
+
+@every_recipe
+def test_documents_of_every_length_around_a_block_and_a_tile(recipe: str) -> None:
+    lengths = [0, 1, 31, 32, 33, 64, 65, 127, 128, 129, 257]
+    *arrays, cu_seqlens = with_dout(bell, 1, lengths, 1, 1, 8)
+    packed = passes(*arrays, recipe, cu_seqlens=cu_seqlens)
+    for index in range(len(lengths)):
+        one = alone(arrays, cu_seqlens, index, recipe)
+        assert_all_same(of_document(packed, index, cu_seqlens), one)
+
+
+@every_recipe
+def test_permuting_documents_permutes_results(recipe: str) -> None:
+    *arrays, cu_seqlens = with_dout(wide, 2, [5, 70, 0, 33], 2, 1, 16)
+    packed = passes(*arrays, recipe, cu_seqlens=cu_seqlens)
+    order = [3, 1, 2, 0]
+    spans = [slice(*cu_seqlens[index : index + 2]) for index in order]
+    moved = [np.concatenate([x[span] for span in spans]) for x in arrays]
+    new = np.cumsum([0, *(span.stop - span.start for span in spans)])
+    other = passes(*moved, recipe, cu_seqlens=new)
+    for place, index in enumerate(order):
+        assert_all_same(of_document(other, place, new), of_document(packed, index, cu_seqlens))
+
+
+@pytest.mark.parametrize("offset", [1, 32, 100])
+@every_recipe
+def test_a_document_does_not_know_where_it_starts(recipe: str, offset: int) -> None:
+    *arrays, cu_seqlens = with_dout(with_specials, 3, [offset, 40], 1, 1, 16)
+    one = alone(arrays, cu_seqlens, 1, recipe)
+    packed = passes(*arrays, recipe, cu_seqlens=cu_seqlens)
+    assert_all_same(of_document(packed, 1, cu_seqlens), one)
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-@pytest.mark.parametrize("make", [bell, wide])
-def test_packed_equals_each_document_alone(make, causal: bool) -> None:
-    lengths = [33, 0, 130, 1, 64, 200]
-    q, k, v, cu_seqlens = make(7, lengths, 2, 1, 64)
-    packed = run(q, k, v, cu_seqlens, causal=causal)
-    for index, (start, end) in enumerate(itertools.pairwise(cu_seqlens)):
-        alone = run(q[start:end], k[start:end], v[start:end], causal=causal)
-        assert_same(packed.out[start:end], alone.out, f"out of document {index}")
-        assert_same(packed.lse[:, start:end], alone.lse, f"lse of document {index}")
-        for stage in DOCUMENT_STAGES:
-            assert_same(packed.trace[stage][index], alone.trace[stage][0], f"{stage} of {index}")
+@every_recipe
+def test_short_documents_in_small_tiles_give_the_bits_of_whole_tiles(
+    recipe: str, causal: bool, monkeypatch
+) -> None:
+    given = [with_dout(make, 4, [20, 64, 33], 1, 1, 32) for make in (bell, wide, with_specials)]
+
+    def all_results():
+        return [
+            passes(*arrays, recipe, cu_seqlens=cu_seqlens, causal=causal)
+            for *arrays, cu_seqlens in given
+        ]
+
+    small = all_results()
+    asked = []
+
+    def whole(length: int, tile: int) -> int:
+        asked.append(length)
+        return tile
+
+    monkeypatch.setattr(tiles, "tile_rows", whole)
+    monkeypatch.setattr(pairs, "tile_rows", whole)
+    for one, other in zip(small, all_results(), strict=True):
+        assert_all_same(one, other)
+    assert asked  # or nothing was replaced
+
+
+def uneven(seed: int, length: int):
+    """q, k, v, dout whose tokens differ by factors of up to 2^16."""
+    *arrays, _ = with_dout(bell, seed, [length], 1, 1, 32)
+    rng = np.random.default_rng(seed)
+    powers = np.exp2(rng.integers(-8, 9, (4, length, 1, 1))).astype(np.float32)
+    powers[0] = np.minimum(powers[0], 1)  # or one key takes it all
+    return [(x * power).astype(BF16) for x, power in zip(arrays, powers, strict=True)]
+
+
+@functools.cache
+def of_the_whole(recipe: str):
+    q, k, v, dout = uneven(11, 200)
+    forward = attention.forward(q, k, v, recipe, trace=("o",))
+    return forward, attention.backward(q, k, v, dout, forward)
 
 
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 127, 128, 129, 199])
-def test_prefix_parity(length: int) -> None:
-    q, k, v, _ = wide(11, [200], 2, 1, 64)
-    whole = run(q, k, v)
-    part = run(q[:length], k[:length], v[:length])
+@every_recipe
+def test_prefix_parity(recipe: str, length: int) -> None:
+    """The first rows are those of the first tokens; where tokens share a scale, at the ends of its blocks."""
+    if recipe not in LEGAL and length % 32:
+        pytest.skip("a block of 32 tokens shares a scale")
+    q, k, v, dout = uneven(11, 200)
+    whole, gradients = of_the_whole(recipe)
+    part = attention.forward(q[:length], k[:length], v[:length], recipe, trace=("o",))
     assert_same(part.out, whole.out[:length], "out")
     assert_same(part.lse, whole.lse[:, :length], "lse")
     assert_same(part.trace["o"], whole.trace["o"][:length], "o")
+    if length % 32 == 1:  # dQ belongs to its row as out does
+        of_part = attention.backward(q[:length], k[:length], v[:length], dout[:length], part)
+        assert_same(of_part.dq, gradients.dq[:length], "dq")
 
 
-@pytest.mark.parametrize("cut", [0, 1, 31, 32, 40, 127, 128, 150])
-@pytest.mark.parametrize("factor", [2.0**15, -(2.0**100), 2.0**-60])
-def test_later_tokens_change_nothing_earlier(cut: int, factor: float) -> None:
-    q, k, v, _ = bell(5, [160], 2, 1, 64)
-    base = run(q, k, v, trace=())
+def test_prefix_parity_does_not_hold_where_a_block_of_tokens_shares_a_scale() -> None:
+    q, k, v, _, _ = with_dout(bell, 11, [70], 1, 1, 32)
+    v[60] *= np.float32(2.0**20).astype(BF16)
+    for recipe in set(RECIPES) - set(LEGAL):
+        whole = attention.forward(q, k, v, recipe)
+        part = attention.forward(q[:33], k[:33], v[:33], recipe)
+        assert (bits(part.out[32]) != bits(whole.out[32])).any(), recipe
+
+
+@pytest.mark.parametrize(
+    ("cut", "factor"), [(0, 2.0**15), (31, 2.0**-60), (40, 2.0**15), (127, 2.0**15)]
+)
+@pytest.mark.parametrize("recipe", LEGAL)
+def test_later_tokens_change_nothing_earlier(recipe: str, cut: int, factor: float) -> None:
+    *arrays, _ = with_dout(bell, 5, [140 if cut > 70 else 70], 1, 1, 32)
+    base = passes(*arrays, recipe, stages=False)
     changed = []
-    for x in (q, k, v):
+    for x in arrays:
         x = x.astype(np.float32)
-        x[cut + 1 :] *= factor
-        changed.append(x.astype(q.dtype))
-    other = run(*changed, trace=())
-    assert_same(other.out[: cut + 1], base.out[: cut + 1], "out")
-    assert_same(other.lse[:, : cut + 1], base.lse[:, : cut + 1], "lse")
-    assert (bits(other.out[cut + 1 :]) != bits(base.out[cut + 1 :])).any()
+        x[cut + 1 :] *= np.float32(factor)
+        changed.append(x.astype(BF16))
+    other = passes(*changed, recipe, stages=False)
+    for name in ("out", "dq"):
+        assert_same(other[name][: cut + 1], base[name][: cut + 1], name)
+    assert_same(other["lse"][:, : cut + 1], base["lse"][:, : cut + 1], "lse")
+    for name in ("out", "dq", "dk", "dv"):
+        assert (bits(other[name][cut + 1 :]) != bits(base[name][cut + 1 :])).any(), name
 
 
-@pytest.mark.parametrize("value", [2.0**100, 1e30, np.nan, np.inf])
-def test_other_documents_change_nothing(value: float) -> None:
-    lengths = [45, 70, 20]
-    q, k, v, cu_seqlens = bell(6, lengths, 2, 1, 64)
-    base = run(q, k, v, cu_seqlens)
-    changed = [x.copy() for x in (q, k, v)]
+@pytest.mark.parametrize(
+    ("cut", "factor"), [(0, 2.0**15), (31, 2.0**-60), (40, 2.0**15), (127, 2.0**15)]
+)
+@pytest.mark.parametrize("recipe", LEGAL)
+def test_earlier_queries_change_no_later_gradient(recipe: str, cut: int, factor: float) -> None:
+    """dK and dV of a key are sums over the queries that see it, which come later."""
+    q, k, v, dout, _ = with_dout(bell, 5, [140 if cut > 70 else 70], 1, 1, 32)
+    base = passes(q, k, v, dout, recipe, stages=False)
+    changed = []
+    for x in (q, dout):
+        x = x.astype(np.float32)
+        x[: cut + 1] *= np.float32(factor)
+        changed.append(x.astype(BF16))
+    other = passes(changed[0], k, v, changed[1], recipe, stages=False)
+    for name in ("out", "dq", "dk", "dv"):
+        assert_same(other[name][cut + 1 :], base[name][cut + 1 :], name)
+    for name in ("dk", "dv") if cut else ("dv",):  # dS of the first token is 0: its P is 1
+        assert (bits(other[name][: cut + 1]) != bits(base[name][: cut + 1])).any(), name
+
+
+@pytest.mark.parametrize("value", [1e30, np.nan, np.inf])
+@every_recipe
+def test_other_documents_change_nothing(recipe: str, value: float) -> None:
+    *arrays, cu_seqlens = with_dout(bell, 6, [45, 40, 20], 1, 1, 16)
+    base = passes(*arrays, recipe, cu_seqlens=cu_seqlens)
+    changed = [x.copy() for x in arrays]
     for x in changed:
         x[cu_seqlens[1] : cu_seqlens[2]] = value
-    other = run(*changed, cu_seqlens)
+    other = passes(*changed, recipe, cu_seqlens=cu_seqlens)
     for index in (0, 2):
-        tokens = slice(cu_seqlens[index], cu_seqlens[index + 1])
-        assert_same(other.out[tokens], base.out[tokens], f"out of document {index}")
-        assert_same(other.lse[:, tokens], base.lse[:, tokens], f"lse of document {index}")
-        for stage in DOCUMENT_STAGES:
-            assert_same(other.trace[stage][index], base.trace[stage][index], stage)
+        assert_all_same(of_document(other, index, cu_seqlens), of_document(base, index, cu_seqlens))
 
 
-@pytest.mark.parametrize("make", [bell, wide])
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-def test_numpy_equals_jax_in_every_stage(make, causal: bool) -> None:
-    import jax.numpy as jnp
-
-    q, k, v, cu_seqlens = make(8, [130, 40, 3, 0, 70], 4, 2, 64)
-    plain = run(q, k, v, cu_seqlens, causal=causal)
-    compiled = run(*map(jnp.asarray, (q, k, v)), cu_seqlens, causal=causal)
-    for stage in forward_stages:
-        assert_same(compiled.trace[stage], plain.trace[stage], stage)
-    assert_same(compiled.out, plain.out, "out")
-    assert_same(compiled.lse, plain.lse, "lse")
-
-
-@pytest.fixture
-def uncached():
-    """No persistent compilation cache: a user's program holds the function tables as constants, 128 MB to store."""
-    import jax
-    from jax.experimental.compilation_cache import compilation_cache
-
-    before = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_enable_compilation_cache", before)
-    compilation_cache.reset_cache()
+@every_recipe
+def test_heads_take_the_key_value_head_of_their_group(recipe: str) -> None:
+    """Six heads over two: 0 to 2 and 3 to 5, not the even and the odd ones."""
+    q = np.zeros((1, 6, 32), BF16)
+    k = np.zeros((1, 2, 32), BF16)
+    v = np.ones((1, 2, 32), BF16)
+    v[:, 1] = 2
+    found = passes(q, k, v, np.ones_like(q), recipe, stages=False)
+    assert (found["out"][0, :, 0] == [1, 1, 1, 2, 2, 2]).all()
+    assert (found["out"] == found["out"][..., :1]).all()
+    assert (found["dv"] == 3).all()  # of three heads, each with P = 1
+    assert (found["dq"] == 0).all()
+    assert (found["dk"] == 0).all()
 
 
-@pytest.mark.usefixtures("uncached")
-@pytest.mark.parametrize("wide_types", [False, True])
-def test_numpy_equals_a_users_jit_of_vmap_in_every_stage(wide_types: bool) -> None:
-    import jax
-    import jax.numpy as jnp
-
-    batches = [wide(seed, [9, 0, 24], 2, 1, 32)[:3] for seed in (1, 2)]
-    cu_seqlens = np.array([0, 9, 9, 33], np.int64)
-
-    def traced(q, k, v):
-        result = run(q, k, v, cu_seqlens)
-        return result.out, result.lse, result.trace
-
-    with jax.enable_x64(wide_types):
-        stacked = [jnp.stack([jnp.asarray(x) for x in xs]) for xs in zip(*batches, strict=True)]
-        mapped = jax.jit(jax.vmap(traced))(*stacked)
-        on_host = run(*map(jnp.asarray, batches[0]), cu_seqlens)
-    for index, batch in enumerate(batches):
-        plain = run(*batch, cu_seqlens)
-        out, lse, trace = jax.tree.map(lambda x, at=index: x[at], mapped)
-        assert out.dtype == lse.dtype == jnp.float32
-        assert_same(out, plain.out, "out")
-        assert_same(lse, plain.lse, "lse")
-        for stage in forward_stages:
-            assert_same(trace[stage], plain.trace[stage], stage)
-    assert on_host.out.dtype == jnp.float32
-    assert_same(on_host.out, run(*batches[0], cu_seqlens).out, "out on the host")
+@every_recipe
+def test_a_head_is_that_head_alone(recipe: str) -> None:
+    q, k, v, dout, cu_seqlens = with_dout(bell, 8, [37, 9], 4, 2, 32)
+    grouped = passes(q, k, v, dout, recipe, stages=False, cu_seqlens=cu_seqlens)
+    for head in range(4):
+        one, kv = slice(head, head + 1), slice(head // 2, head // 2 + 1)
+        single = passes(
+            q[:, one],
+            k[:, kv],
+            v[:, kv],
+            dout[:, one],
+            recipe,
+            stages=False,
+            cu_seqlens=cu_seqlens,
+        )
+        assert_same(grouped["out"][:, one], single["out"], "out")
+        assert_same(grouped["lse"][one], single["lse"], "lse")
+        assert_same(grouped["dq"][:, one], single["dq"], "dq")
 
 
-def test_tracing_changes_nothing() -> None:
-    q, k, v, cu_seqlens = wide(9, [140, 20], 2, 1, 64)
-    traced, plain = run(q, k, v, cu_seqlens), run(q, k, v, cu_seqlens, trace=())
-    assert_same(plain.out, traced.out, "out")
-    assert_same(plain.lse, traced.lse, "lse")
-    assert not plain.trace
+@every_recipe
+def test_tracing_changes_nothing(recipe: str) -> None:
+    *arrays, cu_seqlens = with_dout(wide, 9, [140, 20], 1, 1, 16)
+    traced = passes(*arrays, recipe, cu_seqlens=cu_seqlens)
+    plain = passes(*arrays, recipe, stages=False, cu_seqlens=cu_seqlens)
+    assert list(plain) == ["out", "lse", "dq", "dk", "dv"]
+    for name, value in plain.items():
+        assert_same(value, traced[name], name)
+
+
+@every_recipe
+def test_one_stage_at_a_time(recipe: str) -> None:
+    """A stage asked for alone, such as one of pairs that are not seen, is the stage asked for with all others."""
+    q, k, v, dout, cu_seqlens = with_dout(bell, 10, [70, 20], 1, 1, 32)
+    everything = passes(q, k, v, dout, recipe, cu_seqlens=cu_seqlens)
+    chosen = RECIPES[recipe]
+    forward = attention.forward(q, k, v, recipe, cu_seqlens=cu_seqlens)
+    for stage in attention.forward_stages(chosen):
+        one = attention.forward(q, k, v, recipe, cu_seqlens=cu_seqlens, trace=stage)
+        assert list(one.trace) == [stage]
+        assert_same(one.trace[stage], everything[stage], stage)
+    for stage in attention.backward_stages(chosen):
+        other = attention.backward(q, k, v, dout, forward, trace=(stage,))
+        assert list(other.trace) == [stage]
+        assert_same(other.trace[stage], everything[stage], stage)
+
+
+@every_recipe
+def test_scores_of_pairs_that_are_not_computed(recipe: str) -> None:
+    """`s` and `dp` hold every pair: those of a causal mask are those of a full one, in skipped tiles too."""
+    q, k, v, dout, _ = with_dout(bell, 12, [150], 1, 1, 8)
+    full = attention.forward(q, k, v, recipe, causal=False, trace=("s",))
+    masked = attention.forward(q, k, v, recipe, trace=("s",))
+    same = np.ones((150, 150), bool)
+    if RECIPES[recipe].s.guarded:  # blocks that one of the masks cuts are computed otherwise
+        for first in range(0, 150, 32):
+            same[first : first + 32, first : first + 32] = False
+        same[:, 128:] = False
+    assert same[:, 32:128].any(axis=0).all()
+    assert_same(masked.trace["s"][0][0][same], full.trace["s"][0][0][same], "s")
+    kernel = Forward.from_kernel(full.out, full.lse, recipe)  # causal
+    one = attention.backward(q, k, v, dout, kernel, trace=("dp",)).trace["dp"][0][0]
+    other = attention.backward(q, k, v, dout, full, trace=("dp",)).trace["dp"][0][0]
+    assert_same(one[same], other[same], "dp")
+
+
+@every_recipe
+def test_dead_rows_have_no_gradient(recipe: str) -> None:
+    """lse = -inf, out = 0: the kernel saw no key. With the base taken from lse P is what the formula gives instead."""
+    if RECIPES[recipe].gradient.normalisation == "lse":
+        pytest.skip("the recipe has no select for dead rows in its backward")
+    q, k, v, dout, _ = with_dout(bell, 13, [40], 1, 1, 32)
+    one = attention.forward(q, k, v, recipe)
+    out, lse = one.out.copy(), one.lse.copy()
+    dead = np.zeros(40, bool)
+    dead[[0, 7, 33]] = True
+    out[dead], lse[:, dead] = 0, -np.inf
+    found = attention.backward(q, k, v, dout, Forward.from_kernel(out, lse, recipe))
+    assert not bits(found.dq[dead]).any()
+    without = dout.copy()
+    without[dead] = 0
+    other = attention.backward(q, k, v, without, Forward.from_kernel(out, lse, recipe))
+    for name in ("dk", "dv"):
+        assert np.isfinite(getattr(found, name)).all()
+        assert_same(getattr(found, name), getattr(other, name), name)
+    assert (found.dq[~dead] != 0).all(axis=(1, 2)).sum() > 30
+
+
+@every_recipe
+def test_the_same_again(recipe: str) -> None:
+    *arrays, cu_seqlens = with_dout(bell, 14, [40, 3], 1, 1, 16)
+    first, second = (passes(*arrays, recipe, stages=False, cu_seqlens=cu_seqlens) for _ in range(2))
+    assert_all_same(second, first)
+
+
+def test_lengths_in_cu_seqlens_are_all_that_counts() -> None:
+    """Two documents of the same tokens give the same twice."""
+    *arrays, _ = with_dout(bell, 15, [40], 1, 1, 32)
+    twice = [np.concatenate([x, x]) for x in arrays]
+    for recipe in RECIPES:
+        found = passes(*twice, recipe, cu_seqlens=[0, 40, 80])
+        one, other = (of_document(found, index, [0, 40, 80]) for index in (0, 1))
+        assert_all_same(one, other)
