@@ -22,7 +22,7 @@ class TilePairs:
     Attributes:
         queries: the query tiles.
         key_first: first token of the key tile, counted from the document's start.
-        seen: whether a query of the pair sees a key of it.
+        seen: whether a query of the pair sees a key of it, or of a key tile that is worked on together with it.
         opens, closes: whether the pair is the first, or the last, of those that one partial sum of dQ takes in.
     """
 
@@ -76,14 +76,13 @@ def tile_pairs(
         rows = tile_rows(length, tile)
         count = -(-length // rows)
         query, key = (x.ravel() for x in np.indices((count, count), dtype=np.int32))
-        seen = (key <= query) | (not causal)
+        # What is worked on together is seen together.
+        seen = (key - key % keys_together <= query) | (not causal)
         kept = seen | unseen
         query, key, seen = query[kept], key[kept], seen[kept]
         group, inside = key // keys_together, key % keys_together
         turn = -(-count // keys_together) - 1 - group if descending else group
-        # A partial sum ends with its group, or where the mask cuts the group short.
-        last = query if causal else np.full_like(query, count - 1)
-        closes = (inside == keys_together - 1) | (key == last)
+        closes = (inside == keys_together - 1) | (key == count - 1)
         level = query + turn * keys_together + inside
         for head in range(heads):
             waits = (head % heads_in_sequence) * (3 * count)

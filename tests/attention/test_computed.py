@@ -9,40 +9,103 @@ import pytest
 
 from flamia_ref.attention import RECIPES, Recipe
 from flamia_ref.attention.computed import check_computed
+from flamia_ref.attention.copies import copy_names
 from flamia_ref.attention.inputs import score_factor
 from tests.attention.changes import changed, changes, with_tiles
-from tests.attention.passes import passes, with_dout
-from tests.attention.samples import BF16, bell, bits, wide, with_specials
+from tests.attention.passes import OPERANDS, passes, with_dout
+from tests.attention.samples import BF16, bell, bits, tiny, wide, with_specials
 
 # A scale whose factor c two of the roundings disagree on: the exact product is next to a middle of two float32.
-DOUBLE_ROUNDING = 22080397 / math.log2(math.e) * 2.0**-27
+DOUBLE_ROUNDING = 26954875 / math.log2(math.e) * 2.0**-27
+
+OTHER_SCALE = 1 / math.sqrt(20)  # the float32 product is another float32 than the other two
 
 TILE = 64  # so that short documents have several tiles
+
+
+def cancelling():
+    """192 tokens whose contractions over tokens add something large, something small, and take the large away again, so
+    that what an instruction cuts off, and where sums of tiles begin and end, shows in the result.
+
+    Tokens j and j + 128 are pairs. Where k counts, in channels 0 to 15, their q and k are equal, and so is P; v is equal
+    where dO counts, in channels 0 to 23, and opposite elsewhere; k is opposite in 16 to 23, where q is 0; dO is
+    opposite everywhere, so that dS of the two rows is too, and with q equal in 24 to 31, where k is 0, their parts of
+    dK cancel. The tokens between them are smaller by 2^-22 in all of that.
+    """
+    q, k, v, dout, cu_seqlens = with_dout(bell, 6, [192], 1, 1, 32)
+    q, k, v, dout = (x.astype(np.float32) for x in (q, k, v, dout))
+    q[:, :, 16:24], k[:, :, 24:], dout[:, :, 24:] = 0, 0, 0
+    small = np.float32(2.0**-22)
+    k[64:128, :, 16:24] *= small
+    v[64:128, :, 24:] *= small
+    q[64:128, :, 24:] *= small
+    dout[64:128] *= small
+    for x in (q, k, v, dout):
+        x[128:] = x[:64]
+    k[128:, :, 16:24] *= -1
+    v[128:, :, 24:] *= -1
+    dout[128:] *= -1
+    return *(x.astype(BF16) for x in (q, k, v, dout)), cu_seqlens
+
+
+def smallest():
+    """Values near the end of bfloat16's range, whole rows of them, and a dO that makes dS as small."""
+    *arrays, cu_seqlens = with_dout(tiny, 5, [70], 1, 1, 32)
+    for x in arrays:
+        x[::2] *= np.float32(2.0**-20).astype(BF16)
+    return *arrays, cu_seqlens
+
+
+def small_gradient():
+    q, k, v, dout, cu_seqlens = with_dout(bell, 4, [70], 1, 1, 32)
+    return q, k, v, dout * np.float32(2.0**-122).astype(BF16), cu_seqlens
+
+
+def poisoned():
+    """A NaN in the second tile of keys, which the first tile of queries does not see."""
+    q, k, v, dout, cu_seqlens = with_dout(bell, 7, [70], 1, 1, 32)
+    v[68, 0, 3] = np.nan
+    return q, k, v, dout, cu_seqlens
+
+
+def beyond():
+    """A score beyond 2^31: the only exponential of the row is 0."""
+    q, k, v, dout, cu_seqlens = with_dout(bell, 8, [2], 1, 1, 32)
+    q[0], k[0] = 0, 1
+    q[0, 0, 0] = -1.5 * 2.0**31
+    return q, k, v, dout, cu_seqlens
 
 
 @functools.cache
 def inputs():
     """Inputs and options, each with something that the ones before it do not reach."""
-    *tiny, cu_seqlens = with_dout(bell, 4, [70], 1, 1, 32)
-    tiny[3] = (tiny[3].astype(np.float32) * np.float32(2.0**-122)).astype(BF16)
     return (
         (with_dout(bell, 1, [70, 9], 2, 1, 32), {"softmax_scale": DOUBLE_ROUNDING}),
-        (with_dout(bell, 2, [70, 9], 2, 1, 32, spread=2.0), {"causal": False}),
+        (with_dout(bell, 2, [70, 9], 2, 1, 32, spread=2.0), {"causal": False, "softmax_scale": OTHER_SCALE}),
+        (cancelling(), {"causal": False}),
+        (cancelling(), {}),
+        (smallest(), {}),
+        (small_gradient(), {}),
+        (poisoned(), {}),
+        (beyond(), {"softmax_scale": 1.0}),
         (with_dout(with_specials, 3, [70], 1, 1, 32), {}),
-        ((*tiny, cu_seqlens), {}),
         (with_dout(wide, 5, [70], 1, 1, 32), {}),
     )
 
 
 def results(recipe: Recipe, index: int) -> dict[str, bytes]:
-    """The bytes of every result and stage of one of `inputs`; the names of copies are not part of them."""
+    """The bytes of every result and stage of one of `inputs`; copies of an input by their uses, whatever their names."""
     (*arrays, cu_seqlens), options = inputs()[index]
     found = passes(*arrays, recipe, cu_seqlens=cu_seqlens, **options)
-    flat = {
+    for use, name in copy_names(recipe).items():
+        for part in ("codes", "scales"):
+            if f"{name}.{part}" in found:
+                found[f"{use} {part}"] = found[f"{name}.{part}"]
+    return {
         name: b"".join(bits(x).tobytes() for x in (value if isinstance(value, list) else [value]))
         for name, value in found.items()
+        if name.split(".")[0] not in OPERANDS
     }
-    return {name: value for name, value in flat.items() if name.split(".")[0] not in "q k v do"}
 
 
 @functools.cache
@@ -55,10 +118,12 @@ def computed(name: str) -> list[tuple[str, object]]:
     recipe, found = with_tiles(RECIPES[name], TILE), []
     for path, value in changes(recipe):
         try:
-            check_computed(changed(recipe, path, value))
+            other = changed(recipe, path, value)
+            check_computed(other)
         except ValueError:
             continue
-        found.append((path, value))
+        if other != recipe:  # a block of None is the preset's own
+            found.append((path, value))
     return found
 
 
@@ -66,10 +131,10 @@ def test_the_roundings_of_the_score_factor_differ() -> None:
     roundings = ("exact_product", "float64_product", "float32_product")
     double, usual = (
         [int(score_factor(scale, rounding)) for rounding in roundings]
-        for scale in (DOUBLE_ROUNDING, 1 / math.sqrt(32))
+        for scale in (DOUBLE_ROUNDING, OTHER_SCALE)
     )
     assert double[0] != double[1]
-    assert usual[0] != usual[2]
+    assert usual[0] == usual[1] != usual[2]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -81,7 +146,9 @@ def test_a_change_that_is_not_computed_is_refused_by_name(name: str) -> None:
             check_computed(changed(recipe, path, value))
         except ValueError as error:
             message, field = str(error), path.rpartition(".")[2]
-            assert field in message or str(value) in message, (path, value, message)
+            part = path.rpartition(".")[0]
+            named = [x for x in (field, part, str(value)) if x and x in message]
+            assert named, (path, value, message)
             assert "\n" not in message
             assert len(message) < 300, message
             refused += 1

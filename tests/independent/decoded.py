@@ -73,14 +73,16 @@ class Decoded:
         for stem in (f"{name}.{use}", name):
             if f"{stem}.codes" in self.stages:
                 head = self.kv_head if name in ("k", "v") else self.head
-                codes = E4M3_VALUES[self.stages[f"{stem}.codes"][:, head]]
-                return codes * spread(self.stages[f"{stem}.scales"][:, head], codes.shape)
+                codes: Array = E4M3_VALUES[self.stages[f"{stem}.codes"][:, head]]
+                return np.asarray(
+                    codes * spread(self.stages[f"{stem}.scales"][:, head], codes.shape)
+                )
         return self.exact(name)
 
     def unscaled(self, name: str) -> Array:
         """The codes of an operand whose scales are folded elsewhere."""
         head = self.kv_head if name in ("k", "v") else self.head
-        return E4M3_VALUES[self.stages[f"{name}.codes"][:, head]]
+        return np.asarray(E4M3_VALUES[self.stages[f"{name}.codes"][:, head]])
 
     def pairs(self, name: str) -> Array:
         """A float32 stage [query, key]."""
@@ -99,7 +101,7 @@ class Decoded:
         values = E4M3_VALUES[codes]
         if f"{stem}.scales" in self.stages:
             values = values * spread(self.stages[f"{stem}.scales"][0][self.head], codes.shape)
-        return values
+        return np.asarray(values)
 
     def folded_scale(self, name: str) -> Array:
         """The token scales of an operand that are folded into P or dS: [token]."""
@@ -114,12 +116,12 @@ class Decoded:
     @cached_property
     def base(self) -> Array:
         """What P of the backward is relative to, in log2 units: floor(lse) for flamia, or lse."""
-        return np.floor(self.base2_lse) if self.is_flamia else self.base2_lse
+        return np.asarray(np.floor(self.base2_lse) if self.is_flamia else self.base2_lse)
 
     @cached_property
     def do(self) -> Array:
         """dO, for flamia times the rest of 2**-lse."""
-        return self.exact("do") * np.exp2(self.base - self.base2_lse)[:, None]
+        return np.asarray(self.exact("do") * np.exp2(self.base - self.base2_lse)[:, None])
 
     def products(self, a: Array, b: Array, guarded_a: Array, guarded_b: Array) -> Array:
         """S or dP: a b^T, in guarded blocks from the other two."""
@@ -141,7 +143,7 @@ class Decoded:
         if self.recipe == "flamia-mxfp8-folded":
             v = self.unscaled("v")
         guarded_p = np.where(self.guard, as_bfloat16(self.pairs("p")), 0)
-        return p @ v + guarded_p @ self.exact("v")
+        return np.asarray(p @ v + guarded_p @ self.exact("v"))
 
     def dq(self) -> Array:
         """dQ from its operands."""
@@ -149,14 +151,14 @@ class Decoded:
         if self.recipe == "flamia-mxfp8-folded":
             k = self.unscaled("k")
         guarded_ds = np.where(self.guard, as_bfloat16(self.pairs("ds")), 0)
-        return (ds @ k + guarded_ds @ self.exact("k")) * self.scale
+        return np.asarray((ds @ k + guarded_ds @ self.exact("k")) * self.scale)
 
     def dk(self) -> Array:
         """This query head's part of dK."""
         ds, q = self.weights("ds", "dk"), self.operand("q", "dk")
         if self.recipe in ("flamia-mxfp8-folded", "flamia-mxfp8"):
             q = self.unscaled("q")
-        return ds.T @ q * self.scale
+        return np.asarray(ds.T @ q * self.scale)
 
     def dv(self) -> Array:
         """This query head's part of dV."""
@@ -164,4 +166,4 @@ class Decoded:
         if self.recipe in ("flamia-mxfp8-folded", "flamia-mxfp8"):
             do = self.unscaled("do")
         # cuDNN's codes are of 256 P under the byte of 1 / 256.
-        return p.T @ do * (1 / 256 if self.recipe == "cudnn-mxfp8" else 1)
+        return np.asarray(p.T @ do * (1 / 256 if self.recipe == "cudnn-mxfp8" else 1))

@@ -8,9 +8,9 @@ Where the description is silent:
 - There is no dead row but what the formulas give: l = 0 or NaN has lse = -inf and o = acc * rcp(1).
 - l = -0 counts as 0.
 - Backward, lse = -inf: L = +0, and P = ex2(fma(S, c, -0)) at visible pairs, whatever S is.
-- A pair of key tiles (head_dim >= 128) with a visible pair is one chain over all its tokens, also
-  over the tile of the two that the query tile does not see at all: its NaN and infinities of k
-  reach dQ. dV and dK skip such tiles.
+- A pair of key tiles (head_dim >= 128) is worked on as one, since one instruction takes in both: its
+  chain of dQ runs over all its tokens, and the chains of dK and dV of both over every query tile
+  that sees a key of either. So the NaN and infinities of a tile that is not seen reach them.
 - The head's dS has one rounding to bfloat16, traced as ds.dq.codes and ds.dk.codes.
 """
 
@@ -93,8 +93,8 @@ class FlashAttention:
         }
         return Backward(
             dq=[self._query_gradient(ds_codes[query], query) for query in range(head.length)],
-            dk=contract_queries(head, ds_codes, head.q, dk),
-            dv=contract_queries(head, p_codes, dout, dv),
+            dk=contract_queries(head, ds_codes, head.q, dk, self.span),
+            dv=contract_queries(head, p_codes, dout, dv, self.span),
             stages=stages,
         )
 
@@ -113,12 +113,16 @@ class FlashAttention:
                     p[query][key] = mufu.exp2(x)
         return p
 
+    @property
+    def span(self) -> int:
+        """Keys that are worked on together in the backward."""
+        return 2 * TILE if self.head.head_dim >= PAIRED_HEAD_DIM else TILE
+
     def _query_gradient(self, ds: Sequence[int], query: int) -> list[int]:
         """Step B5: dQ of a row, partial chains added in float32."""
         head = self.head
-        size = 2 * TILE if head.head_dim >= PAIRED_HEAD_DIM else TILE
         queries = head.tiles()[query // TILE]
-        parts = [keys for keys in spans(head.length, size) if head.meet(queries, keys)]
+        parts = [keys for keys in spans(head.length, self.span) if head.meet(queries, keys)]
         keys = columns(head.k, head.head_dim)
         total = [0] * head.head_dim
         for part in parts[::-1] if head.causal else parts:
@@ -130,12 +134,15 @@ class FlashAttention:
         return total
 
 
-def contract_queries(head: Head, weights: Matrix, operand: Matrix, start: Matrix) -> Matrix:
-    """dK or dV in BF16: weights [query][key], each key's chain over its query tiles."""
+def contract_queries(
+    head: Head, weights: Matrix, operand: Matrix, start: Matrix, span: int = TILE
+) -> Matrix:
+    """dK or dV in BF16: weights [query][key], each key's chain over the query tiles of its span."""
     lines = columns(operand, head.head_dim)
     result = [list(row) for row in start]
     for key, weight in enumerate(columns(weights, head.length)):
-        for tile in head.query_tiles(key):
+        keys = spans(head.length, span)[key // span]
+        for tile in (queries for queries in head.tiles() if head.meet(queries, keys)):
             part = slice(tile.start, tile.stop)
             result[key] = [
                 contract_bfloat16(weight[part], line[part], x)

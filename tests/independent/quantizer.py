@@ -3,8 +3,9 @@
 Source of the first: TransformerEngine's MXFP8 kernel, common/cast/mxfp8/quantize_mxfp8.cuh at
 commit d0067d0: amax by a maximum that ignores NaN, d = amax * (1 / 448) in float32, scale byte = d
 rounded up to a power of two (254 for infinity), element = x * 2**(127 - byte) in float32, then to
-nearest e4m3. The second, of cuDNN's backward, differs in blocks whose byte is 0: the inverse scale
-is 0 there, so that every number becomes a zero of its sign.
+nearest e4m3. The second is cvt_amax_to_e8m0_rp of cuDNN's backward (nvidia-cudnn-frontend 1.32.0,
+_bprop_mxfp8_common.py): the byte follows from the bits of amax, which rounds amax / 448 up exactly,
+and in a block whose byte is 0 the inverse scale is 0, so that every number becomes a zero of its sign.
 """
 
 from collections.abc import Sequence
@@ -24,9 +25,11 @@ def quantize(block: Sequence[int]) -> tuple[list[int], int]:
 
 
 def quantize_flushing(block: Sequence[int]) -> tuple[list[int], int]:
-    """As ``quantize``, but a block with byte 0 holds only zeros with their signs, and NaN."""
-    elements, byte = quantize(block)
+    """The rule of cuDNN's backward: a block with byte 0 holds only zeros with their signs, and NaN."""
+    amax = max((x & 0x7FFFFFFF for x in block if not float32.is_nan(x)), default=0)
+    exponent, mantissa = amax >> 23, amax & 0x7FFFFF
+    byte = 254 if exponent == 255 else max(0, exponent - 8 + (mantissa > 0x600000))
     if byte == 0:
         # The sign bit of e4m3 is 0x80.
-        elements = [codes.E4M3.nan if float32.is_nan(x) else x >> 31 << 7 for x in block]
-    return elements, byte
+        return [codes.E4M3.nan if float32.is_nan(x) else x >> 31 << 7 for x in block], 0
+    return [codes.encode(float32.shift(x, 127 - byte), codes.E4M3) for x in block], byte

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.independent import deltas
 from tests.independent.attention import RECIPES, run
 from tests.independent.decoded import EMULATING, HALF_STEP, UNITS_EXPONENT, Decoded, spread
 from tests.independent.samples import Array, as_bfloat16, as_float64, bell
@@ -32,8 +33,8 @@ def run_on(recipe: str, inputs: dict[str, Array], *, causal: bool) -> dict[str, 
 
 @cache
 def small(recipe: str, *, causal: bool) -> tuple[dict[str, Array], dict[str, Any]]:
-    """36 tokens, two heads over one, 40 channels: partial blocks along both axes."""
-    inputs = inputs_of(36, 2, 40)
+    """33 tokens, two heads over one, 34 channels: partial blocks along both axes."""
+    inputs = inputs_of(33, 2, 34)
     return inputs, run_on(recipe, inputs, causal=causal)
 
 
@@ -50,8 +51,19 @@ def check_codes(values: Array, decoded: Array, scale: Array) -> None:
     close(decoded, values, np.maximum(abs(decoded) * HALF_STEP, 2.0**-10 * scale))
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("recipe", RECIPES)
+# Full attention takes another path only by its guarded blocks and the order of dQ's sums.
+SMALL_CASES = [
+    pytest.param(
+        recipe,
+        causal,
+        marks=[] if causal or recipe in ("flamia-mxfp8", "bf16-fa4") else pytest.mark.nightly,
+    )
+    for recipe in RECIPES
+    for causal in (True, False)
+]
+
+
+@pytest.mark.parametrize(("recipe", "causal"), SMALL_CASES)
 def test_every_stage_follows_from_the_one_before(recipe: str, causal: bool) -> None:
     inputs, stages = small(recipe, causal=causal)
     dk = dv = absolute_dk = absolute_dv = 0.0
@@ -132,6 +144,13 @@ def check_backward(one: Decoded) -> None:
     product_error = 2.0**-9 if one.recipe.startswith("cudnn") else 0
     bound = (product_error + 2e-6) * abs(one.do * out).sum(axis=1)
     close(one.row("delta"), (one.do * out).sum(axis=1), bound)
+    order = {"bf16": deltas.flash_attention, "cudn": deltas.cudnn}.get(one.recipe[:4])
+    if order:
+        wanted = [
+            order(one.inputs["do"][token, head].tolist(), one.stages["out"][token, head].tolist())
+            for token in range(one.length)
+        ]
+        assert one.stages["delta"][head].tolist() == wanted
     dp, delta = one.pairs("dp"), one.row("delta")[:, None]
     absolute = abs(one.do) @ abs(one.exact("v")).T
     # Rounding dO' to bfloat16 is repeated here from its float64 value: one step may differ.
@@ -209,8 +228,7 @@ def check_near(
         assert 0.0005 < error < high, (name, error)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("recipe", "causal"), SMALL_CASES)
 def test_near_exact_attention(recipe: str, causal: bool) -> None:
     inputs, stages = small(recipe, causal=causal)
     check_near(recipe, stages, exact_attention(inputs, causal=causal), high=0.18)
