@@ -15,7 +15,7 @@ from flamia_ref.attention import RECIPES, Recipe  # noqa: E402
 from flamia_ref.attention import consistency as checks  # noqa: E402
 from flamia_ref.attention.description import form  # noqa: E402
 from flamia_ref.attention.findings import TITLES, Consistency, Verdict  # noqa: E402
-from flamia_ref.attention.recipe import Guard, Operand, Scope, Use  # noqa: E402
+from flamia_ref.attention.product import Guard, Operand, Scope, Use  # noqa: E402
 
 FILE = ROOT / "docs" / "recipes.md"
 

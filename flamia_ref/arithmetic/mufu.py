@@ -82,7 +82,9 @@ def tables(xp: ModuleType, names: tuple[str, ...] = Tables._fields) -> Tables:
         if name not in DIGESTS:
             raise unknown_name("table", name, DIGESTS)
     get = host_table if xp is np else _device_table
-    with ThreadPoolExecutor(len(DIGESTS)) as threads:  # building one is mostly outside the interpreter
+    with ThreadPoolExecutor(
+        len(DIGESTS)
+    ) as threads:  # building one is mostly outside the interpreter
         list(threads.map(host_table, names))
     return Tables(**{name: get(name) for name in names})
 

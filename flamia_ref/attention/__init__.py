@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from flamia_ref.attention.backward_pass import backward as backward
     from flamia_ref.attention.differentiable import attention as attention
     from flamia_ref.attention.forward_pass import forward as forward
-    from flamia_ref.attention.recipe import Operand as Operand
-    from flamia_ref.attention.recipe import Product as Product
+    from flamia_ref.attention.product import Operand as Operand
+    from flamia_ref.attention.product import Product as Product
+    from flamia_ref.attention.product import Use as Use
     from flamia_ref.attention.recipe import Recipe as Recipe
     from flamia_ref.attention.recipe import Softmax as Softmax
-    from flamia_ref.attention.recipe import Use as Use
     from flamia_ref.attention.recipes import RECIPES as RECIPES
     from flamia_ref.attention.results import Backward as Backward
     from flamia_ref.attention.results import Forward as Forward
@@ -29,7 +29,8 @@ else:
             "backward_pass": ["backward"],
             "differentiable": ["attention"],
             "forward_pass": ["forward"],
-            "recipe": ["Operand", "Product", "Recipe", "Softmax", "Use"],
+            "product": ["Operand", "Product", "Use"],
+            "recipe": ["Recipe", "Softmax"],
             "recipes": ["RECIPES"],
             "results": ["Backward", "Forward"],
             "stages": ["backward_stages", "forward_stages"],

@@ -14,7 +14,7 @@ from flamia_ref.attention import backward_tile, inputs
 from flamia_ref.attention.backward_tile import Accumulators
 from flamia_ref.attention.computed import check_computed
 from flamia_ref.attention.kernel_results import BackwardInputs, check_backward
-from flamia_ref.attention.recipe import Accumulation, TileOrder, Use
+from flamia_ref.attention.product import Accumulation, TileOrder, Use
 from flamia_ref.attention.results import Backward, Forward
 from flamia_ref.attention.run import TILES, Run, TracedTiles, tile_keys
 from flamia_ref.attention.stages import backward_stages, pair_names

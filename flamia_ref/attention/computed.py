@@ -9,16 +9,16 @@ from typing import Any
 from flamia_ref._errors import shown
 from flamia_ref.arithmetic import INSTRUCTIONS
 from flamia_ref.attention.copies import INPUT_USES, OVER_CHANNELS
-from flamia_ref.attention.recipe import (
+from flamia_ref.attention.product import (
     Accumulation,
     Guard,
     Operand,
     Product,
-    Recipe,
     Scope,
     TileOrder,
     Use,
 )
+from flamia_ref.attention.recipe import Recipe
 from flamia_ref.formats import E4M3, FORMATS, PRESETS
 
 _TOKEN_BLOCK = (1, "all")

@@ -16,7 +16,8 @@ from flamia_ref.attention.copies import INPUT_USES, copy_names
 from flamia_ref.attention.description import form
 from flamia_ref.attention.findings import TITLES, Consistency, Property, Verdict
 from flamia_ref.attention.measures import Run
-from flamia_ref.attention.recipe import Recipe, Use
+from flamia_ref.attention.product import Use
+from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.samples import Sample
 
 _LENGTHS, _HEADS, _KV_HEADS, _HEAD_DIM = (150, 1, 45), 2, 1, 64

@@ -11,7 +11,8 @@ import numpy as np
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
 from flamia_ref.attention import sides
-from flamia_ref.attention.recipe import Guard, Operand, Recipe, Use
+from flamia_ref.attention.product import Guard, Operand, Use
+from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.sides import BLOCK, UNIT
 from flamia_ref.formats import FORMATS, PRESETS, decode_bits, quantize_bits
 from flamia_ref.formats.block import Block

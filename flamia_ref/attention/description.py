@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from flamia_ref.attention.copies import INPUT_USES, OVER_CHANNELS
 from flamia_ref.attention.data import plain
-from flamia_ref.attention.recipe import Guard, Operand, Recipe, Step
+from flamia_ref.attention.product import Guard, Operand
+from flamia_ref.attention.recipe import Recipe, Step
 
 _SHOWN = {"q": "q", "k": "k", "v": "v", "do": "dO"}
 

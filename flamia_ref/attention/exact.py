@@ -32,7 +32,8 @@ from flamia_ref.attention.exact_forward import (
     static_scale,
 )
 from flamia_ref.attention.parts import Part, Values, over_seen
-from flamia_ref.attention.recipe import Recipe, Use
+from flamia_ref.attention.product import Use
+from flamia_ref.attention.recipe import Recipe
 from flamia_ref.packing import Documents
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flamia_ref.attention.parts import Mask, Part, Values, over_seen, parts
-from flamia_ref.attention.recipe import Guard, Operand, Recipe, TileOrder, Use
+from flamia_ref.attention.product import Guard, Operand, TileOrder, Use
+from flamia_ref.attention.recipe import Recipe
 from flamia_ref.formats import FORMATS, PRESETS, Overflow, decode, dequantize, encode, quantize
 from flamia_ref.packing import Documents
 

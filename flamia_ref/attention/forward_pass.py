@@ -13,7 +13,8 @@ from flamia_ref.arithmetic import mufu
 from flamia_ref.attention import forward_tile, inputs
 from flamia_ref.attention.computed import check_computed
 from flamia_ref.attention.inputs import Inputs
-from flamia_ref.attention.recipe import Recipe, TileOrder, Use
+from flamia_ref.attention.product import TileOrder, Use
+from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.results import Forward
 from flamia_ref.attention.run import TILES, Run, TracedTiles, tile_keys
 from flamia_ref.attention.stages import forward_stages, pair_names

@@ -10,7 +10,7 @@ import numpy as np
 from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref.attention import inputs
-from flamia_ref.attention.recipe import Operand
+from flamia_ref.attention.product import Operand
 from flamia_ref.formats import PRESETS
 from flamia_ref.packing import Documents
 

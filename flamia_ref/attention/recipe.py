@@ -13,72 +13,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, cast
 
-from flamia_ref._errors import Registry, shown, unknown_name
-from flamia_ref.arithmetic.instructions import INSTRUCTIONS
+from flamia_ref._errors import Registry, unknown_name
 from flamia_ref.arithmetic.special import SPECIAL_MODELS
 from flamia_ref.attention.data import Data, once, plain, typed
+from flamia_ref.attention.product import Operand, Product, Use
 from flamia_ref.evidence import Evidence, weakest
-from flamia_ref.formats import FORMATS, PRESETS
-
-
-class Use(StrEnum):
-    """One operand of one matrix product: product, then tensor."""
-
-    S_Q = "s.q"
-    S_K = "s.k"
-    O_P = "o.p"
-    O_V = "o.v"
-    DP_DO = "dp.do"
-    DP_V = "dp.v"
-    DV_P = "dv.p"
-    DV_DO = "dv.do"
-    DQ_DS = "dq.ds"
-    DQ_K = "dq.k"
-    DK_DS = "dk.ds"
-    DK_Q = "dk.q"
-
-
-class Scope(StrEnum):
-    """Where the scale of an operand comes from, and so which tokens it depends on."""
-
-    BLOCK = "block"
-    """The values of the block that it scales."""
-    TOKEN = "token"
-    """All channels of one token and head."""
-    STATIC = "static"
-    """Nothing: one constant, `static_scale`."""
-    UNIT = "unit"
-    """Nothing: the operand has no scale."""
-
-
-class Guard(StrEnum):
-    """What a use does in guarded blocks: 32 queries by 32 keys with a visible and a masked pair.
-
-    A key past the document's end counts as masked there, a query past it does not count.
-    """
-
-    NONE = "none"
-    """The same as everywhere."""
-    HIGH_PRECISION_WHERE_CUT = "high_precision_where_cut"
-    """The product's `guard_instruction`, on bfloat16 operands."""
-
-
-class TileOrder(StrEnum):
-    """The order in which tiles are added to an accumulator."""
-
-    ASCENDING = "ascending"
-    DESCENDING = "descending"
-    DESCENDING_WHERE_CAUSAL = "descending_where_causal"
-    """Descending with a causal mask, ascending without."""
-
-
-class Accumulation(StrEnum):
-    """How the tiles along a contraction come together."""
-
-    CHAINED = "chained"
-    """One chain of the instruction over all tiles."""
-    FLOAT32_PARTIALS = "float32_partials"
-    """A chain from +0 for each tile, or each aligned pair of tiles from head_dim 128 on; float32 adds them."""
+from flamia_ref.formats import FORMATS
 
 
 class DeltaSum(StrEnum):
@@ -95,89 +35,6 @@ class DeltaSum(StrEnum):
 ScoreFactor = Literal["exact_product", "float64_product", "float32_product"]
 """The float32 c = softmax_scale log2(e): the exact product rounded once, the float64 product of float64 factors
 rounded again, or the float32 product of float32 factors."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Operand(Data):
-    """One use of one tensor in a matrix product.
-
-    Attributes:
-        format: a preset of `flamia_ref.formats`, or a scalar format for an operand whose scale is no function of it.
-        block: the scale block as (rows, columns) of the matrix the scales are taken from, "all" for a whole extent; one
-            of the preset's. None is the preset's own, and right for an operand without a preset.
-        scope: where the scale comes from.
-        static_scale: the e8m0 code of a static scale.
-        same_codes_as: the use whose codes these are; nothing is quantized a second time.
-        scale_folded_into: the use whose values take this operand's scale before they are quantized; the product then
-            sees this operand with unit scales.
-        guard: what the use does in guarded blocks.
-    """
-
-    format: str
-    block: tuple[int | Literal["all"], int | Literal["all"]] | None = None
-    scope: Scope = Scope.BLOCK
-    static_scale: int | None = None
-    same_codes_as: Use | None = None
-    scale_folded_into: Use | None = None
-    guard: Guard = Guard.NONE
-
-    def __post_init__(self) -> None:
-        Data.__post_init__(self)
-        if self.format in PRESETS:
-            object.__setattr__(self, "block", PRESETS[self.format].checked_block(self.block))
-        elif self.format not in FORMATS:
-            raise unknown_name("operand format", self.format, [*PRESETS, *FORMATS])
-        elif self.block is not None:
-            raise ValueError(
-                f"{self.format} has no scales; leave the block out, it is {shown(self.block)}"
-            )
-        scaled = self.format in PRESETS
-        if scaled != (self.scope in (Scope.BLOCK, Scope.TOKEN)):
-            allowed = "block or token" if scaled else "static or unit"
-            raise ValueError(f"{self.format} has scope {self.scope.value!r}; allowed: {allowed}")
-        if (self.scope is Scope.STATIC) != (self.static_scale is not None):
-            raise ValueError(
-                f"static_scale is {shown(self.static_scale)} with scope {self.scope.value!r}; give an e8m0 code"
-                " with scope 'static', and only there"
-            )
-        if self.static_scale is not None and not 0 <= self.static_scale <= 254:
-            raise ValueError(f"static_scale is {self.static_scale}; allowed: 0 to 254")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Product(Data):
-    """One matrix product: S, O, dP, dV, dQ or dK.
-
-    Attributes:
-        left, right: its operands.
-        instruction: a name in `flamia_ref.arithmetic.INSTRUCTIONS`.
-        guard_instruction: the instruction of guarded blocks, where an operand is guarded.
-        tile_order: the order of the tiles along the contraction.
-        accumulation: how they come together.
-    """
-
-    left: Operand
-    right: Operand
-    instruction: str
-    guard_instruction: str | None = None
-    tile_order: TileOrder = TileOrder.ASCENDING
-    accumulation: Accumulation = Accumulation.CHAINED
-
-    def __post_init__(self) -> None:
-        Data.__post_init__(self)
-        INSTRUCTIONS[self.instruction]
-        if self.guard_instruction is not None:
-            INSTRUCTIONS[self.guard_instruction]
-        if self.guarded != (self.guard_instruction is not None):
-            raise ValueError(
-                f"guard_instruction is {shown(self.guard_instruction)}; a product has one if an operand is guarded,"
-                " and only then"
-            )
-
-    @property
-    def guarded(self) -> bool:
-        """Whether guarded blocks are computed otherwise."""
-        return Guard.HIGH_PRECISION_WHERE_CUT in (self.left.guard, self.right.guard)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

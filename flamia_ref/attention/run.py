@@ -15,7 +15,8 @@ import numpy as np
 from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref.attention.copies import Copy, Maker, copy_names, needs_high, taken
-from flamia_ref.attention.recipe import Recipe, Use
+from flamia_ref.attention.product import Use
+from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.sides import Rows
 from flamia_ref.attention.stages import document_stages, input_of
 from flamia_ref.packing import Documents

@@ -15,7 +15,7 @@ from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
 from flamia_ref.arithmetic import INSTRUCTIONS
 from flamia_ref.arithmetic.products import chain
-from flamia_ref.attention.recipe import Operand, Product
+from flamia_ref.attention.product import Operand, Product
 from flamia_ref.formats import BF16, FORMATS, PRESETS, Overflow, encode_bits, quantize_bits
 
 BLOCK = 32

@@ -23,7 +23,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flamia_ref.attention.copies import INPUT_USES, copy_names
-from flamia_ref.attention.recipe import Operand, Recipe, Use
+from flamia_ref.attention.product import Operand, Use
+from flamia_ref.attention.recipe import Recipe
 from flamia_ref.formats import PRESETS
 
 PAIR_USES = (Use.O_P, Use.DV_P, Use.DQ_DS, Use.DK_DS)

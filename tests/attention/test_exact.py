@@ -14,7 +14,7 @@ import pytest
 
 from flamia_ref.attention import RECIPES, exact, float64
 from flamia_ref.attention.parts import parts
-from flamia_ref.attention.recipe import Guard, TileOrder, Use
+from flamia_ref.attention.product import Guard, TileOrder, Use
 from flamia_ref.packing import Documents
 from tests.attention.samples import BF16, bell
 

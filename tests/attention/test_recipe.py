@@ -9,10 +9,11 @@ import re
 import numpy as np
 import pytest
 
-from flamia_ref.attention import RECIPES, Operand, Recipe, Use, forward
-from flamia_ref.attention.recipe import Scope
+from flamia_ref import attention
+from flamia_ref.attention import RECIPES, Forward, Operand, Recipe, Use
+from flamia_ref.attention.product import Accumulation, Scope, TileOrder
 from flamia_ref.evidence import Evidence
-from tests.attention.samples import bell
+from tests.attention.changes import changed
 
 FOLDED = RECIPES["flamia-mxfp8-folded"]
 
@@ -92,14 +93,18 @@ def test_bad_json_names_the_field(change, message: str) -> None:
 @pytest.mark.parametrize(
     ("part", "change", "message"),
     [
-        ("softmax", {"exp2_argument": "fused"}, "Softmax.exp2_argument is 'fused'; allowed"),
+        ("softmax", {"exp2_argument": "exact"}, "Softmax.exp2_argument is 'exact'; allowed"),
         ("softmax", {"base": "real"}, "Softmax.base is 'real'"),
         ("softmax", {"row_sum": "ascending"}, "Softmax.row_sum is 'ascending'"),
-        ("s", {"tile_order": "descending"}, "Product.tile_order is 'descending'"),
+        ("softmax", {"rescale_threshold": -1}, "rescale_threshold is -1; allowed: 0 to 64"),
+        ("s", {"tile_order": "random"}, "Product.tile_order is 'random'"),
+        ("s", {"guard_instruction": "exact"}, "guard_instruction is 'exact'; a product has one if"),
+        ("gradient", {"delta": "rowsum"}, "Gradient.delta is 'rowsum'"),
+        ("gradient", {"heads": "atomic"}, "Gradient.heads is 'atomic'; allowed: 'float32_sum', "),
         ("tiles", {"query": 128.0}, "Tiles.query is 128.0; it must be a int"),
     ],
 )
-def test_a_knob_that_is_not_computed_cannot_be_set(part: str, change, message: str) -> None:
+def test_a_knob_cannot_be_set_to_what_it_does_not_know(part: str, change, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         dataclasses.replace(getattr(FOLDED, part), **change)
 
@@ -135,55 +140,73 @@ def test_not_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "change", "message"),
+    ("name", "path", "value", "message"),
     [
+        ("flamia-mxfp8-folded", "s.left.block", (1, 32), "has s.left.scope = 'token'; computed"),
+        ("flamia-mxfp8-folded", "s.right.scope", Scope.BLOCK, "has s.right.scope = 'block'"),
         (
-            "o",
-            {"left": {"block": (32, 32)}},
-            "o.left.block = (32, 32); the forward computes (1, 32)",
+            "flamia-mxfp8-folded",
+            "o.right.scale_folded_into",
+            None,
+            "o.right.scale_folded_into = None",
         ),
-        ("s", {"left": {"block": (1, 32)}}, "s.left.block = (1, 32)"),
-        ("s", {"right": {"scope": Scope.BLOCK}}, "s.right.scope"),
-        ("o", {"right": {"scale_folded_into": None}}, "o.right.scale_folded_into = None"),
-        ("s", {"instruction": "sm100.tcgen05.f16"}, "s.instruction = 'sm100.tcgen05.f16'"),
-        ("tiles", {"key": 64}, "tiles of 128 queries and 64 keys"),
-        ("tiles", {"query": 256, "key": 256}, "tiles.query = 256"),
+        (
+            "flamia-mxfp8-folded",
+            "s.instruction",
+            "sm100.tcgen05.f16",
+            "s.left in te-mx-e4m3, which",
+        ),
+        ("flamia-mxfp8-folded", "gradient.heads", "one_chain", "gradient.heads = 'one_chain'"),
+        ("flamia-mxfp8-folded", "gradient.normalisation", "lse", "gradient.normalisation = 'lse'"),
+        (
+            "flamia-mxfp8-folded",
+            "softmax.rescale_threshold",
+            4,
+            "rescale_threshold = 4; computed are 0",
+        ),
+        (
+            "bf16-fa4",
+            "softmax.exp2_argument",
+            "split",
+            "exp2_argument = 'split'; computed are 'fused'",
+        ),
+        (
+            "bf16-fa4",
+            "softmax.lse",
+            "log2_sum",
+            "softmax.lse = 'log2_sum'; computed are 'log2_fma'",
+        ),
+        ("bf16-fa4", "s.tile_order", TileOrder.DESCENDING, "s.tile_order = 'descending'"),
+        ("bf16-fa4", "input", "fp16", "input = 'fp16'; computed are 'bf16'"),
+        (
+            "bf16-fa4",
+            "tiles.key",
+            64,
+            "tiles of 128 queries and 64 keys; square tiles are computed",
+        ),
+        ("cudnn-mxfp8", "softmax.p_offset", 5, "lets P reach 2^9, rescale_threshold and p_offset"),
+        ("cudnn-mxfp8", "dk.accumulation", Accumulation.FLOAT32_PARTIALS, "dk.accumulation = "),
+        ("cudnn-mxfp8", "o.right.block", (1, 32), "o.right.block = (1, 32)"),
+        ("flamia-mxfp8", "o.left.format", "e5m2", "o.left.format = 'e5m2'; computed are 'e4m3'"),
+        ("flamia-mxfp8", "dv.left.same_codes_as", Use.O_P, "dv.left.same_codes_as = 'o.p'"),
+        ("flamia-mxfp8-unguarded", "dq.left.block", (1, 32), "one copy of dS for dQ and dK"),
     ],
 )
-def test_a_recipe_that_is_not_computed_is_refused(part: str, change, message: str) -> None:
-    old = getattr(FOLDED, part)
-    fields = {
-        name: dataclasses.replace(getattr(old, name), **value) if isinstance(value, dict) else value
-        for name, value in change.items()
-    }
-    changed = dataclasses.replace(FOLDED, **{part: dataclasses.replace(old, **fields)})
+def test_a_recipe_that_is_not_computed_is_refused(name, path, value, message: str) -> None:
+    """By each function that takes a recipe, before it looks at anything else. `test_computed.py` has every change."""
+    recipe = changed(RECIPES[name], path, value)
     x = np.zeros((4, 1, 32), np.float32)
-    with pytest.raises(ValueError, match=re.escape(message)):
-        forward(x, x, x, changed)
-
-
-def test_knobs_of_a_recipe_are_used() -> None:
-    """A changed knob that is computed gives other bits: nothing is read and ignored."""
-    q, k, v, _ = bell(0, [140], 1, 1, 32)
-
-    def bits(recipe: Recipe) -> list[bytes]:
-        result = forward(q, k, v, recipe, trace=("s", "p", "p.o.codes", "o"))
-        traced = (np.asarray(x) for x in result.trace.values())
-        return [x.tobytes() for x in (*traced, result.out, result.lse)]
-
-    base = bits(FOLDED)
-    replace = dataclasses.replace
-    others = {
-        "softmax.exp2": replace(FOLDED, softmax=replace(FOLDED.softmax, exp2="correct")),
-        "s.instruction": replace(FOLDED, s=replace(FOLDED.s, instruction="exact")),
-        "o.instruction": replace(FOLDED, o=replace(FOLDED.o, instruction="exact")),
-        "tiles": replace(FOLDED, tiles=replace(FOLDED.tiles, query=32, key=32)),
-        "s.left.format": replace(
-            FOLDED, s=replace(FOLDED.s, left=replace(FOLDED.s.left, format="ocp-mx-floor-e4m3"))
+    other = attention.forward(x, x, x, name)
+    calls = (
+        lambda: attention.forward(None, None, None, recipe),
+        lambda: attention.attention(None, None, None, recipe),
+        lambda: Forward.from_kernel(None, None, recipe),
+        lambda: attention.backward(
+            None, None, None, None, dataclasses.replace(other, recipe=recipe)
         ),
-        "o.left.format": replace(
-            FOLDED, o=replace(FOLDED.o, left=replace(FOLDED.o.left, format="ocp-mx-floor-e4m3"))
-        ),
-    }
-    for path, recipe in others.items():
-        assert bits(recipe) != base, path
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match=re.escape(message)) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+        assert name in str(caught.value)

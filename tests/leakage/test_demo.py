@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flamia_ref.attention import RECIPES, Recipe, Use, forward
-from flamia_ref.attention.recipe import Guard
+from flamia_ref.attention.product import Guard
 from flamia_ref.leakage import WITNESSES
 from flamia_ref.leakage import demo as module
 from flamia_ref.leakage.demo import SHOWN, Demo, Outputs, Trial, demo

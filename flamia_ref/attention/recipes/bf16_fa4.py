@@ -27,27 +27,17 @@ beside a number. Tiles of 128 start at the document; places past its end hold +0
 11. dV = f16 over ascending queries of bfloat16(P) and dO, one chain a query head; dK the same of bfloat16(dS) and q.
     The group's heads are added in float32, ascending. dK is multiplied by fl(softmax_scale). Both become bfloat16.
 12. dQ: for each key tile, or from head_dim 128 on for each pair of key tiles 2p and 2p + 1, f16 over its keys of
-    bfloat16(dS) and k, from +0; steps 10 and 11 work on such a pair as one. These are added in float32 from +0: with a causal mask from the last to the first,
-    without ascending (the deterministic mode). dq = bfloat16(fl(acc fl(softmax_scale))). Tiles without a visible pair
-    are skipped in all of this.
+    bfloat16(dS) and k, from +0; steps 10 and 11 work on such a pair as one. These are added in float32 from +0: with
+    a causal mask from the last to the first, without ascending (the deterministic mode). dq = bfloat16(fl(acc
+    fl(softmax_scale))).
+Tiles without a visible pair are skipped in all of this.
 
 Left to the compiler, and assumed here: that m c + lg2(l) is one fused multiply-add, and the order inside a thread of
 step 9.
 """
 
-from flamia_ref.attention.recipe import (
-    Accumulation,
-    DeltaSum,
-    EmulatedColumns,
-    Gradient,
-    Operand,
-    Product,
-    Recipe,
-    Scope,
-    Softmax,
-    TileOrder,
-    Tiles,
-)
+from flamia_ref.attention.product import Accumulation, Operand, Product, Scope, TileOrder
+from flamia_ref.attention.recipe import DeltaSum, EmulatedColumns, Gradient, Recipe, Softmax, Tiles
 from flamia_ref.attention.recipes._sources import (
     F16,
     MUFU,
