@@ -45,8 +45,9 @@ heads, 1 key/value head, head_dim 64.
 EXPLANATION = """
 - C2 looks at every element of q, k, v and dO as its two products take it. Scales are powers of two, so two blocks give
   an element one value, unless it is so small in one of them that e4m3 loses bits: that is rare in bell-shaped values.
-- The gradient test runs the recipe's own backward in float64, its quantizers and roundings the identity, and compares
-  it with the exact gradient of its forward; 1e-12 of the largest element is allowed.
+- The gradient test evaluates the backward that the recipe's data describe in float64, quantizers and roundings the
+  identity, and compares it with the exact gradient of the forward; 1e-12 of the largest element is allowed. The
+  passes that compute bits are held to an implementation of their own, in `tests/independent/`.
 - The evidence of a recipe is the weakest of its steps; that of each step is in the recipe.
 
 Prefixes that change with the tokens after them, causal. Bell-shaped values hide what the public witness of MXFP8's leak

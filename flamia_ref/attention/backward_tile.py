@@ -103,18 +103,18 @@ def prologue(dout: Array, out: Array, lse: Array, tables: Tables, *, recipe: Rec
     """What rows bring along, from dO and the returned out [rows, channels] and lse [rows]."""
     xp = _backend.namespace(dout, out, lse)
     scaled = _float32.multiply(lse, softmax.LOG2_E)
-    if recipe.gradient.normalisation == "lse":
-        dead = lse != lse
-        if recipe.softmax.normalisation == "zero_safe_reciprocal":
-            scaled = xp.where(lse == softmax.NEGATIVE_INFINITY, np.uint32(0), scaled)
-        base = scaled
-    else:
-        dead = lse == softmax.NEGATIVE_INFINITY
-        base = _float32.floor(scaled)
+    dead = lse == softmax.NEGATIVE_INFINITY
+    base = scaled
+    if recipe.gradient.normalisation == "fold_into_dout":
+        # A NaN of dO' would reach the dV of keys that the row does not see, in its chain: 0 NaN = NaN.
+        lost = ~dead & ((scaled & _float32.MAGNITUDE) >= _float32.INFINITY)
+        base = xp.where(lost, _float32.NAN, _float32.floor(scaled))
         rest = special.exp2_bits(_float32.subtract(base, scaled), tables, model=recipe.softmax.exp2)
         dout = _float32.multiply(dout, rest[:, None])
-        dout = xp.where(dead[:, None], np.uint32(0), dout)
-    delta = xp.where(dead, np.uint32(0), _delta(dout, out, recipe.gradient.delta))
+        dout = xp.where((dead | lost)[:, None], np.uint32(0), dout)
+    delta = _delta(dout, out, recipe.gradient.delta)
+    if recipe.gradient.normalisation == "fold_into_dout":
+        delta = xp.where(dead, np.uint32(0), delta)
     return Prologue(dout, base, delta, dead)
 
 

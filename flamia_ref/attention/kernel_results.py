@@ -126,7 +126,10 @@ def _check_pair(out_bits: Array, lse: Array) -> None:
     out_zero = (out == 0).all(axis=2).T
     for wrong, what in (
         (np.isnan(lse) & ~out_nan, "NaN, but its out has none"),
-        (lse == np.inf, "+inf; a log-sum-exp is finite, or -inf for a row that sees no key"),
+        (
+            (lse == np.inf) & ~out_nan & ~out_zero,
+            "+inf, but its out is neither 0 nor NaN; a log-sum-exp is finite, or -inf for a row that sees no key",
+        ),
         (
             (lse == -np.inf) & ~out_zero & ~out_nan,
             "-inf, a row that sees no key, but its out is not 0",

@@ -67,7 +67,7 @@ class Forward:
         A base-2 lse cannot be told from a natural one here: multiply it by ln 2 first.
 
         Raises: ValueError or TypeError for bad shapes, dtypes and lengths, for a NaN in lse where out has none, for
-        +inf in lse, and for a row with lse = -inf whose out is not zero.
+        +inf in lse where out is neither 0 nor NaN, and for a row with lse = -inf whose out is not zero.
         """
         chosen = inputs.chosen_recipe(recipe)
         check_computed(chosen)

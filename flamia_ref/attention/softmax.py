@@ -76,14 +76,14 @@ def split(s: Array, score_factor: Array, tables: Tables, softmax: Softmax) -> tu
 
 
 def raised(e: Array, n: Array, base: Array, offset: int = 0) -> Array:
-    """E 2^(n - base + offset): 0 where n is -inf or the base +inf, NaN where n or base is.
+    """E 2^(n - base + offset): 0 where n is -inf, NaN where n or base is.
 
     n - base is exact wherever the shift matters; base - offset need not be.
     """
     xp = _backend.namespace(e, n, base)
     difference = _float32.to_int32(_float32.subtract(n, base))
     p = _float32.shift(e, difference + np.int32(offset))
-    p = xp.where((n == NEGATIVE_INFINITY) | (base == _float32.INFINITY), np.uint32(0), p)
+    p = xp.where(n == NEGATIVE_INFINITY, np.uint32(0), p)
     return xp.where(_float32.is_nan(n) | _float32.is_nan(base), _float32.NAN, p)
 
 
@@ -146,7 +146,8 @@ def _scaled_max(
     softmax: Softmax,
 ) -> Probabilities:
     xp = _backend.namespace(s, row_max)
-    largest = _float32.maximum_number_along(xp.where(visible, s, LOWEST), axis=2)
+    candidates = _float32.flush(xp.where(visible, s, LOWEST))  # the kernel's maximum flushes
+    largest = _float32.maximum_number_along(candidates, axis=2)
     if not whole:
         largest = _float32.maximum_number(largest, LOWEST)
     largest = _float32.maximum_number(_float32.multiply(largest, score_factor), LOWEST)

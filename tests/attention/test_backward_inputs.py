@@ -145,10 +145,9 @@ def test_one_line_at_the_boundary_of_from_kernel(options, kind, message: str) ->
 @pytest.mark.parametrize("make", [bell, wide, any_bits, with_specials])
 def test_a_recipe_does_not_refuse_its_own_results(recipe: str, make) -> None:
     """Whatever the inputs are: what quantization took away is no sign of another forward."""
-    for seed in range(3):
-        for causal in (True, False):
-            *arrays, cu_seqlens = with_dout(make, 30 + seed, [20, 35], 2, 1, 32)
-            passes(*arrays, recipe, stages=False, cu_seqlens=cu_seqlens, causal=causal)
+    for causal in (True, False):
+        *arrays, cu_seqlens = with_dout(make, 3, [20, 35], 2, 1, 32)
+        passes(*arrays, recipe, stages=False, cu_seqlens=cu_seqlens, causal=causal)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -236,13 +235,13 @@ def test_empty_documents_beside_others(recipe: str) -> None:
 
 
 def test_bad_numbers_are_no_error() -> None:
-    for value in (np.nan, np.inf, -np.inf):
-        dout = DOUT.copy()
-        dout[1, 0, 0] = value
-        for recipe in RECIPES:
+    for recipe in RECIPES:
+        clean = passes(Q, K, V, DOUT, recipe, stages=False, cu_seqlens=CU_SEQLENS)
+        for value in (np.nan, -np.inf):
+            dout = DOUT.copy()
+            dout[1, 0, 0] = value
             found = passes(Q, K, V, dout, recipe, stages=False, cu_seqlens=CU_SEQLENS)
             assert not np.isfinite(found["dv"][:2, 0]).all(), recipe
-            clean = passes(Q, K, V, DOUT, recipe, stages=False, cu_seqlens=CU_SEQLENS)
             assert_same(found["dv"][5:], clean["dv"][5:], "dv of the other document")
 
 

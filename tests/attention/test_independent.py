@@ -65,17 +65,21 @@ DISTRIBUTIONS = {
     "tiny": tiny,
     "edges": edges,
 }
+FULL = ("bell", "wide", "specials")  # of those, without a mask
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize(
+    ("distribution", "causal"),
+    [*((name, True) for name in DISTRIBUTIONS), *((name, False) for name in FULL)],
+    ids=lambda x: {True: "causal", False: "full"}.get(x, x),
+)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_stage(recipe: str, distribution: str, causal: bool) -> None:
-    """Two documents, of which one ends two tokens into its second block; two blocks of channels, one short."""
+    """Two documents, of which one ends a token into its second block; two blocks of channels, one short."""
     seed = sorted(DISTRIBUTIONS).index(distribution)
-    heads = 2 if distribution in ("bell", "specials") else 1
+    heads = 2 if distribution == "bell" and causal else 1
     compare(
-        *with_dout(DISTRIBUTIONS[distribution], seed, [34, 0, 3], heads, 1, 40),
+        *with_dout(DISTRIBUTIONS[distribution], seed, [33, 0, 2], heads, 1, 36),
         recipe,
         causal=causal,
     )
@@ -84,17 +88,17 @@ def test_every_stage(recipe: str, distribution: str, causal: bool) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_two_key_tiles(recipe: str) -> None:
     """A sharp row of scores whose maximum grows from tile to tile, so that sums are brought to a new base."""
-    q, k, v, dout, cu_seqlens = with_dout(bell, 7, [130], 1, 1, 8, spread=3.0)
+    q, k, v, dout, cu_seqlens = with_dout(bell, 7, [130], 1, 1, 4, spread=3.0)
     k[128:] *= np.float32(8).astype(BF16)
     compare(q, k, v, dout, cu_seqlens, recipe)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("distribution", ["bell", "wide", "any bits", "specials"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_three_key_tiles(recipe: str, distribution: str, causal: bool) -> None:
-    compare(*with_dout(DISTRIBUTIONS[distribution], 9, [290], 1, 1, 8), recipe, causal=causal)
+    compare(*with_dout(DISTRIBUTIONS[distribution], 9, [270], 1, 1, 4), recipe, causal=causal)
 
 
 @pytest.mark.nightly
@@ -119,7 +123,7 @@ def test_more_of_every_kind(recipe: str, make, seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize("head_dim", [1, 8, 31, 64, 96, 128, 160, 256])
+@pytest.mark.parametrize("head_dim", [1, 31, 64, 96, 128, 160])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_head_dims(recipe: str, head_dim: int) -> None:
     """The order of delta, the blocks of channels and the steps of the instructions depend on it."""

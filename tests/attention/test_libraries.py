@@ -20,12 +20,12 @@ def on_jax(*arrays):
 
 @pytest.mark.parametrize(
     ("make", "causal"),
-    [(bell, True), (with_specials, True), (wide, False), (any_bits, True)],
-    ids=["bell causal", "specials causal", "wide full", "any bits causal"],
+    [(bell, True), (with_specials, True), (wide, False)],
+    ids=["bell causal", "specials causal", "wide full"],
 )
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_numpy_equals_jax_in_every_stage(recipe: str, make, causal: bool) -> None:
-    *arrays, cu_seqlens = with_dout(make, 8, LENGTHS, 2, 1, 32)
+    *arrays, cu_seqlens = with_dout(make, 8, LENGTHS, 1, 1, 32)
     plain = passes(*arrays, recipe, cu_seqlens=cu_seqlens, causal=causal)
     compiled = passes(*on_jax(*arrays), recipe, cu_seqlens=cu_seqlens, causal=causal)
     assert_all_same(compiled, plain)

@@ -129,7 +129,7 @@ class count_compilations:
 
 
 def run_both(recipe: str, lengths, *, causal: bool) -> None:
-    *arrays, cu_seqlens = with_dout(bell, 1, lengths, 2, 1, 32)
+    *arrays, cu_seqlens = with_dout(bell, 1, lengths, 1, 1, 32)
     inputs = map(jax.device_put, arrays)  # jnp.asarray compiles for each new shape
     passes(*inputs, recipe, stages=False, cu_seqlens=cu_seqlens, causal=causal)
 
@@ -141,7 +141,7 @@ def test_new_lengths_compile_nothing(recipe: str) -> None:
     run_both(recipe, [66, 200], causal=True)
     with count_compilations() as compiled:
         for index in range(30):
-            lengths = rng.integers(65, 160, rng.integers(1, 3)).tolist()
+            lengths = [int(rng.integers(65, 180 if index % 5 == 0 else 129))]
             run_both(recipe, lengths, causal=index % 3 > 0)
     assert not compiled, compiled
 

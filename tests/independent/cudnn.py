@@ -126,7 +126,7 @@ class Cudnn(ABC):
         values = [v_dp.row(key) for key in tokens]
         dp = [[contract(do_dp.row(query), value) for value in values] for query in tokens]
         p = self._probabilities(lse)
-        ds = score_gradients(head, p, dp, delta)
+        ds = score_gradients(head, p, dp, delta, lse)
         dq, dk, dv, token_stages = self._contract_tokens(p, ds, dk, dv)
         stages = (
             block_stages("do.dp", do_dp, head.head_dim)
@@ -147,6 +147,8 @@ class Cudnn(ABC):
         c = factors.float32_product(head.softmax_scale)
         p = zeros(head.length, head.length)
         for query in range(head.length):
+            if lse[query] == float32.MINUS_INFINITY:
+                continue
             base = float32.multiply(MINUS_LOG2_E, lse[query])
             for key in range(head.length):
                 if head.sees(query, key):

@@ -14,8 +14,10 @@ Where the description is silent:
   dout holds, delta' is +0 whatever out holds, P' and dS are +0; dq is +0 by select, even where a
   NaN code of K would make the chain NaN. Its zeros do enter the chains of dK and dV, where a NaN
   code of the row's q still poisons (0 * NaN).
-- P' = shift(E, n - b): a NaN n or b comes first; then n = -inf or b = +inf gives 0. So lse = +inf has
-  P' = 0 at pairs with a number t, while g, dO', delta' and with them dS are NaN.
+- Backward, a row whose lse log2(e) is neither finite nor that of a dead row is lost: b is NaN, so P'
+  and dS are NaN at its visible pairs, and dO' is +0 in every channel, so that nothing of it reaches
+  the dV of keys that it does not see. Such rows come from finite inputs: scores beyond float32.
+- P' = shift(E, n - b): a NaN n or b comes first; then n = -inf gives 0.
 """
 
 from abc import ABC, abstractmethod
@@ -40,14 +42,17 @@ class Base:
     b: int  # float32, an integer
     factor: int  # g
     is_dead: bool
+    is_lost: bool
 
 
 def base(lse: int) -> Base:
     """Step 8: the base that follows from a row's lse (float32 bits)."""
     r = float32.multiply(lse, factors.LOG2_E_FLOAT32)
-    b = float32.floor(r)
+    dead = lse == float32.MINUS_INFINITY
+    lost = not dead and (float32.is_nan(r) or float32.is_infinite(r))
+    b = float32.NAN if lost else float32.floor(r)
     factor = mufu.exp2(float32.subtract(b, r))
-    return Base(b=b, factor=factor, is_dead=lse == float32.MINUS_INFINITY)
+    return Base(b=b, factor=factor, is_dead=dead, is_lost=lost)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +109,7 @@ class Flamia(ABC):
         weighted = [
             [
                 0
-                if row_base.is_dead
+                if row_base.is_dead or row_base.is_lost
                 else float32.multiply(float32.from_bfloat16(x), row_base.factor)
                 for x in row
             ]
@@ -118,10 +123,7 @@ class Flamia(ABC):
         tokens = range(head.length)
         dp = [[self._score_gradient(do, weighted, i, j) for j in tokens] for i in tokens]
         p = self._probabilities(bases)
-        ds = score_gradients(head, p, dp, delta)
-        for row, row_base in zip(ds, bases, strict=True):
-            if row_base.is_dead:
-                row[:] = [0] * head.length
+        ds = score_gradients(head, p, dp, delta, lse)
         stages = {
             "delta": np.array(delta, np.uint32),
             "dp": bits32(dp, head.length),

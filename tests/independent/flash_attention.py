@@ -7,7 +7,8 @@ Where the description is silent:
   column it is -inf.
 - There is no dead row but what the formulas give: l = 0 or NaN has lse = -inf and o = acc * rcp(1).
 - l = -0 counts as 0.
-- Backward, lse = -inf: L = +0, and P = ex2(fma(S, c, -0)) at visible pairs, whatever S is.
+- Backward, lse = -inf: a dead row, P and dS are +0, as DESIGN has it for all recipes; delta is what
+  the formula gives.
 - A pair of key tiles (head_dim >= 128) is worked on as one, since one instruction takes in both: its
   chain of dQ runs over all its tokens, and the chains of dK and dV of both over every query tile
   that sees a key of either. So the NaN and infinities of a tile that is not seen reach them.
@@ -80,7 +81,7 @@ class FlashAttention:
         delta = [deltas.flash_attention(x, y) for x, y in zip(dout, out, strict=True)]
         p = self._probabilities(lse)
         dp = [[contract_bfloat16(row, v) for v in head.v] for row in dout]
-        ds = score_gradients(head, p, dp, delta)
+        ds = score_gradients(head, p, dp, delta, lse)
         p_codes, ds_codes = narrow(p), narrow(ds)
         stages = {
             "delta": np.array(delta, np.uint32),
@@ -103,9 +104,9 @@ class FlashAttention:
         head = self.head
         p = zeros(head.length, head.length)
         for query in range(head.length):
-            base = 0
-            if lse[query] != float32.MINUS_INFINITY:
-                base = float32.multiply(lse[query], factors.LOG2_E_FLOAT32)
+            if lse[query] == float32.MINUS_INFINITY:
+                continue
+            base = float32.multiply(lse[query], factors.LOG2_E_FLOAT32)
             for key in range(head.length):
                 if head.sees(query, key):
                     score = self.scores[query][key]

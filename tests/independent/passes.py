@@ -119,12 +119,14 @@ def attend(
     return Forward(out=out, lse=lse, stages=stages)
 
 
-def score_gradients(head: Head, p: Matrix, dp: Matrix, delta: Sequence[int]) -> Matrix:
-    """dS = fl(P * fl(dP - delta)), +0 where masked."""
+def score_gradients(
+    head: Head, p: Matrix, dp: Matrix, delta: Sequence[int], lse: Sequence[int]
+) -> Matrix:
+    """dS = fl(P * fl(dP - delta)), +0 where masked and in dead rows, lse = -inf."""
     return [
         [
             float32.multiply(p[i][j], float32.subtract(dp[i][j], delta[i]))
-            if head.sees(i, j)
+            if head.sees(i, j) and lse[i] != float32.MINUS_INFINITY
             else 0
             for j in range(head.length)
         ]

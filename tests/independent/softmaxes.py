@@ -205,7 +205,8 @@ class ScaledSoftmax:
 
     def tile(self, scores: Sequence[int], visible: Sequence[bool]) -> tuple[list[int], Rescale]:
         """See the module."""
-        largest = reduce(float32.maxnum, _select(scores, visible, SENTINEL))
+        candidates = _select(scores, visible, SENTINEL)
+        largest = reduce(float32.maxnum, [float32.flush(x) for x in candidates])
         current = float32.maxnum(float32.multiply(largest, self.c), SENTINEL)
         first = self.row_max == SENTINEL
         difference = SENTINEL

@@ -1,4 +1,7 @@
-"""`bf16-fa4`: the bfloat16 path of FlashAttention-4 on SM100, its causal kernel.
+"""`bf16-fa4`: the bfloat16 path of FlashAttention-4 on SM100, its causal kernels for head_dim up to 128.
+
+With a full mask some of its kernels emulate other columns (4 of each 10 or 32 instead of 16, at head_dim 128 and for
+grouped heads), and other sizes have kernels of their own: for those this is assumed.
 
 Read in Dao-AILab/flash-attention 0251105a, flash_attn/cute: flash_fwd_sm100.py, softmax.py, utils.py,
 flash_bwd_preprocess.py, flash_bwd_sm100.py, flash_bwd_postprocess.py, interface.py.
@@ -11,9 +14,8 @@ beside a number. Tiles of 128 start at the document; places past its end hold +0
 2. Key tiles descend, from the last that holds a visible key. A masked S is -inf.
 3. mx = maxnum(m_old, largest S of the tile); the first tile has no m_old. ms = mx, or 0 where mx = -inf.
 4. From the second tile on: d = fl(fl(m_old - ms) c), a = ex2(d). If d >= -8: m = ms = m_old and a = 1. Else m = mx.
-5. x = fma(S, c, -fl(ms c)). P = ex2(x), but poly(x) in columns 32 <= k < 96 with k modulo 16 >= 12 of the tile: the
-   pattern of the causal kernel for head_dim 128, and the one for sizes without an entry of their own. P = 0 where
-   masked.
+5. x = fma(S, c, -fl(ms c)). P = ex2(x), but poly(x) in columns 32 <= k < 96 with k modulo 16 >= 12 of the tile,
+   the pattern of the causal kernels. P = 0 where masked.
 6. l by eight lanes, of the float32 P: lane r adds columns r, r + 8, ... ascending; lane 0 starts at fl(l a), or at 0
    in the first tile; then ((L0+L2)+(L4+L6)) + ((L1+L3)+(L5+L7)).
 7. O = fl(O a) from the second tile on; then f16 over the tile's keys, ascending, of bfloat16(P) and v, onto it.
@@ -22,7 +24,7 @@ beside a number. Tiles of 128 start at the document; places past its end hold +0
 9. delta: float32 products of the returned out and dO. With the channels filled up with zeros to a multiple of 32 and
    W the largest of 128, 64, 32 that divides it, thread t of W / 8 adds channels 8t to 8t + 7 of each W of them,
    ascending, from +0; then a butterfly at distance 1, 2, 4, ...
-10. L = fl(lse 0x3fb8aa3b), 0 where lse = -inf. P = ex2(fma(S, c, -L)), 0 where masked. dP = f16 over ascending
+10. L = fl(lse 0x3fb8aa3b). P = ex2(fma(S, c, -L)), 0 where masked. dP = f16 over ascending
     channels of dO and v. dS = fl(P fl(dP - delta)).
 11. dV = f16 over ascending queries of bfloat16(P) and dO, one chain a query head; dK the same of bfloat16(dS) and q.
     The group's heads are added in float32, ascending. dK is multiplied by fl(softmax_scale). Both become bfloat16.
@@ -30,7 +32,10 @@ beside a number. Tiles of 128 start at the document; places past its end hold +0
     bfloat16(dS) and k, from +0; steps 10 and 11 work on such a pair as one. These are added in float32 from +0: with
     a causal mask from the last to the first, without ascending (the deterministic mode). dq = bfloat16(fl(acc
     fl(softmax_scale))).
-Tiles without a visible pair are skipped in all of this.
+Tiles without a visible pair are skipped in all of this, 128 queries by 128 keys. The forward kernel takes two query
+tiles together; that shows where a key tile that only the second sees holds a NaN or an infinity, and nowhere else. A
+row with lse = -inf has no gradient, by select: P = dS = 0. The kernel computes with L = 0 there, and writes that lse
+also for a row whose sum is NaN.
 
 Left to the compiler, and assumed here: that m c + lg2(l) is one fused multiply-add, and the order inside a thread of
 step 9.
@@ -49,7 +54,7 @@ from flamia_ref.attention.recipes._sources import (
 )
 
 _BF16 = Operand(format="bf16", scope=Scope.UNIT)
-_FA4 = "flash-attention 0251105a, flash_attn/cute/"
+_FA4 = "flash-attention 0251105a, for causal masks and head_dim up to 128, assumed elsewhere; flash_attn/cute/"
 _COMPILER = "the compiler may contract, or reorder inside a thread; "
 
 BF16_FA4 = Recipe(

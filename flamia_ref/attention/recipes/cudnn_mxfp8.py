@@ -1,10 +1,11 @@
 """`cudnn-mxfp8`, cuDNN's open MXFP8 kernels for SM100, and `cudnn-mxfp8-pv-bf16`, NVIDIA's answer to their leak.
 
 Read in nvidia-cudnn-frontend 1.32.0 (PyPI), cudnn/sdpa: fwd/kernels/sm100/prefill_d128_mxfp8.py, fwd/api_dsl.py and
-bwd/kernels/sm100/{_bprop_mxfp8_common,bprop_dq_d256_mxfp8,bprop_dkdv_d256_mxfp8}.py. The forward is public for
-head_dim 64, 128, 192, 256 and 512, and its steps are those of 128. The backward is public for head_dim 256 alone; for
-other sizes it is assumed. The backward of `cudnn-mxfp8-pv-bf16` is described by a draft, NVIDIA/cudnn-frontend pull
-request 1123.
+bwd/kernels/sm100/{_bprop_mxfp8_common,bprop_dq_d256_mxfp8,bprop_dkdv_d256_mxfp8}.py. The forward's steps are those
+of head_dim 128 on compute capability 10.0. Other sizes have kernels that differ (256 and 192 have no factor 16 in P
+and other emulated columns, 64 emulates none), and so have other devices (10.3 emulates none): for them the forward is
+assumed. The backward is public for head_dim 256 and dense batches alone: for other sizes and packed documents it is
+assumed. That of `cudnn-mxfp8-pv-bf16` is described by a draft, NVIDIA/cudnn-frontend pull request 1123.
 
 The steps of `cudnn-mxfp8`. All float32 operations round to nearest even and keep subnormals; every NaN is 0x7fffffff.
 `rule` is te-mx-e4m3, ex2 and lg2 are mufu.sm90, poly is polynomial3, N is -3.4028235e38. maxnum ignores a NaN beside
@@ -12,7 +13,8 @@ a number. Blocks of 32 and tiles of 128 start at the document; codes past its en
 
 1. q and k become codes by `rule` over 32 channels of a token, v over 32 tokens of a channel. S = mxf8f6f4 over
    ascending channels, from +0. c = fl(softmax_scale log2 e), a float64 product of float64 factors.
-2. Key tiles ascend. cur = maxnum(fl(c maxnum over the tile's 128 columns of S), N), where a masked column counts as N.
+2. Key tiles ascend. cur = maxnum(fl(c maxnum over the tile's 128 columns of S), N), where a masked column counts as N
+   and a subnormal as zero.
    m starts at N; first = (m = N). If first or fl(cur - m_old) > 4, m = cur, else m = m_old.
    a = ex2(N) where first, else ex2(fl(m_old - m)).
 3. x = fma(S, c, -fl(m - 4)). P = ex2(x), but poly(x) in columns k with k modulo 16 >= 12 of the tile; 0 where masked.
@@ -33,8 +35,11 @@ a number. Blocks of 32 and tiles of 128 start at the document; codes past its en
     over 32 keys of a row; k by `rule` over 32 tokens of a channel. cudnn-mx-e4m3 turns a block whose byte is 0 into
     zeros.
 12. dK and dV are one chain over the group's query heads, ascending, and the queries of each, ascending; dQ is one
-    chain over ascending keys. dK and dQ are multiplied by fl(softmax_scale). All become bfloat16. Tiles without a
-    visible pair are skipped in all of this.
+    chain over ascending keys. dK and dQ are multiplied by fl(softmax_scale). All become bfloat16.
+
+Tiles without a visible pair are skipped in all of this, 128 queries by 128 keys. The kernels take two query tiles
+together in the forward and in dQ; that shows where a tile that only the second sees holds a NaN or an infinity, and
+nowhere else. A row with lse = -inf has no gradient, by select: P = dS = 0. The kernel computes with 2^inf there.
 
 `cudnn-mxfp8-pv-bf16` differs where a contraction runs over tokens: bfloat16 with the instruction f16, no scales. So
 v, P, and in the backward P, dO, dS, q and k; its P is not multiplied by 16 (x = fma(S, c, -m), nothing is subtracted
@@ -69,7 +74,11 @@ _TOKENS = Operand(format="te-mx-e4m3", block=(32, 1))  # one scale for 32 tokens
 _BF16 = Operand(format="bf16", scope=Scope.UNIT)
 
 _FRONT_END = "nvidia-cudnn-frontend 1.32.0, cudnn/sdpa/"
-_FORWARD = _FRONT_END + "fwd/kernels/sm100/prefill_d128_mxfp8.py"
+_FORWARD = (
+    _FRONT_END
+    + "fwd/kernels/sm100/prefill_d128_mxfp8.py, for head_dim 128 on compute capability 10.0;"
+    " assumed for other sizes and devices"
+)
 _BACKWARD = _FRONT_END + "bwd/kernels/sm100, head_dim 256"
 _COMPILER = "the compiler may contract; "
 

@@ -30,7 +30,8 @@ The backward needs out and lse alone.
 8. S, n and E again from the same codes. r = fl(lse 0x3fb8aa3b), b = floor(r), g = ex2(fl(b - r)), mufu.sm90. dO' =
    fl(dO g)
    becomes codes and one byte a token and head: `rule`, block (1, all), the same in dP and dV. A dead row, lse = -inf,
-   has dO' = +0 and P' = dS = 0. A NaN of lse makes b and g NaN, and with them all of its row.
+   has dO' = +0 and P' = dS = 0. A row whose r is NaN or infinite otherwise has b = NaN, and with it P' and dS
+   of its visible pairs, and dO' = +0: a NaN of dO' would reach, in dV's chain, keys that the row does not see.
 9. delta' = fused multiply-adds over ascending channels, from +0, of dO' before quantization and the returned out.
 10. dP' = mxf8f6f4 over ascending channels with dO' and V bytes. P' = shift(E, n - b). dS = fl(P' fl(dP' - delta')), 0
     by select where masked.
@@ -41,8 +42,8 @@ The backward needs out and lse alone.
     fl(softmax_scale), to bfloat16. dV: the same with shift(P', sdO' - 127) and the codes of dO', without
     softmax_scale.
 
-Scores beyond about 2^31 leave step 3's range: t is rounded to whole powers of two, x leaves [-1, 0], and a row may have
-l = 0 or infinity, which step 7 makes NaN.
+Scores beyond about 2^31 leave step 3's range: t is rounded to whole powers of two, x leaves [-1, 0], and a row may
+have l = 0, so that out is NaN and lse -inf, or l = infinity, so that out is 0 or NaN and lse infinite.
 
 A NaN code of V reaches every row whose chain holds its block, so every row of its document (0 times NaN is NaN), in its
 channel and the query heads of its key/value head. A NaN of K or Q reaches the pairs that see it.
