@@ -103,8 +103,11 @@ def prologue(dout: Array, out: Array, lse: Array, tables: Tables, *, recipe: Rec
     """What rows bring along, from dO and the returned out [rows, channels] and lse [rows]."""
     xp = _backend.namespace(dout, out, lse)
     scaled = _float32.multiply(lse, softmax.LOG2_E)
-    dead = lse == softmax.NEGATIVE_INFINITY
+    # Beside an out of zeros; other rows with that lse have a sum of zero or NaN, and a NaN out.
+    dead = (lse == softmax.NEGATIVE_INFINITY) & ~((out & _float32.MAGNITUDE) != 0).any(axis=1)
     base = scaled
+    if recipe.softmax.normalisation == "zero_safe_reciprocal":
+        base = xp.where(lse == softmax.NEGATIVE_INFINITY, np.uint32(0), base)
     if recipe.gradient.normalisation == "fold_into_dout":
         # A NaN of dO' would reach the dV of keys that the row does not see, in its chain: 0 NaN = NaN.
         lost = ~dead & ((scaled & _float32.MAGNITUDE) >= _float32.INFINITY)

@@ -161,9 +161,7 @@ def test_poison(recipe: str) -> None:
     assert of(inputs["dout"], last).any()
     assert not of(tensors["out"], last).any()
     for name in ("dq", "dk", "dv"):
-        # cuDNN's backward, whose rows see a key, does not ask whether lse is -infinity.
-        gradient = of(outputs[name], last)
-        assert (np.isnan(gradient) if recipe.startswith("cudnn") else gradient == 0).all(), name
+        assert not of(outputs[name], last).any(), name
 
 
 def test_what_the_third_document_of_poison_gives_alone() -> None:

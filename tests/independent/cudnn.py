@@ -10,8 +10,8 @@ Where the description is silent:
 - The lanes of the row sum start at their chunk's first column, the total at +0.
 - The products of delta are rounded to bfloat16 once, from the exact product; an odd head_dim is
   filled with one zero product.
-- A backward row with lse = -inf is not special: L = +inf, so that a visible pair with a number S
-  has P = +inf, and one with S = -inf has NaN.
+- A backward row with lse = -inf beside an out of zeros is dead, P and dS are +0, as in all recipes.
+  Beside another out it is not special: L = +inf.
 - The BF16 variant's dS has one rounding to bfloat16, traced as ds.dq.codes and ds.dk.codes.
 - In tiles that are skipped the traced codes and scales are those of blocks of zeros: 0.
 """
@@ -47,6 +47,7 @@ from tests.independent.passes import (
     bits16,
     bits32,
     block_stages,
+    dead_rows,
     score_gradients,
     zeros,
 )
@@ -125,8 +126,9 @@ class Cudnn(ABC):
         tokens = range(head.length)
         values = [v_dp.row(key) for key in tokens]
         dp = [[contract(do_dp.row(query), value) for value in values] for query in tokens]
-        p = self._probabilities(lse)
-        ds = score_gradients(head, p, dp, delta, lse)
+        dead = dead_rows(out, lse)
+        p = self._probabilities(lse, dead)
+        ds = score_gradients(head, p, dp, delta, dead)
         dq, dk, dv, token_stages = self._contract_tokens(p, ds, dk, dv)
         stages = (
             block_stages("do.dp", do_dp, head.head_dim)
@@ -141,13 +143,13 @@ class Cudnn(ABC):
         )
         return Backward(dq=dq, dk=dk, dv=dv, stages=stages)
 
-    def _probabilities(self, lse: Sequence[int]) -> Matrix:
+    def _probabilities(self, lse: Sequence[int], dead: Sequence[bool]) -> Matrix:
         """Step B2: P of all pairs."""
         head = self.head
         c = factors.float32_product(head.softmax_scale)
         p = zeros(head.length, head.length)
         for query in range(head.length):
-            if lse[query] == float32.MINUS_INFINITY:
+            if dead[query]:
                 continue
             base = float32.multiply(MINUS_LOG2_E, lse[query])
             for key in range(head.length):

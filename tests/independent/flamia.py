@@ -10,8 +10,8 @@ Where the description is silent:
 - A visible t = -inf has P = 0 and n = -inf; -inf - (-inf) is 0, -inf - (a number) shifts to 0.
 - A row with m = -inf (no visible key, or only t = -inf) is dead: out = o = +0, lse = -inf.
 - A row maximum of zero is +0.
-- Backward: a row is dead by its lse alone: bits 0xff800000. Its dO' is +0 in every channel whatever
-  dout holds, delta' is +0 whatever out holds, P' and dS are +0; dq is +0 by select, even where a
+- Backward: a row is dead by lse = -inf beside an out of zeros. Its dO' is +0 in every channel whatever
+  dout holds, delta' is +0, P' and dS are +0; dq is +0 by select, even where a
   NaN code of K would make the chain NaN. Its zeros do enter the chains of dK and dV, where a NaN
   code of the row's q still poisons (0 * NaN).
 - Backward, a row whose lse log2(e) is neither finite nor that of a dead row is lost: b is NaN, so P'
@@ -31,7 +31,7 @@ import numpy as np
 from tests.independent import deltas, factors, float32, mufu
 from tests.independent.heads import Head
 from tests.independent.operands import Blocks, Matrix, widen
-from tests.independent.passes import Stages, bits32, score_gradients, zeros
+from tests.independent.passes import Stages, bits32, dead_rows, score_gradients, zeros
 from tests.independent.softmaxes import shift_by_difference, split_exponential
 
 
@@ -45,10 +45,9 @@ class Base:
     is_lost: bool
 
 
-def base(lse: int) -> Base:
+def base(lse: int, *, dead: bool) -> Base:
     """Step 8: the base that follows from a row's lse (float32 bits)."""
     r = float32.multiply(lse, factors.LOG2_E_FLOAT32)
-    dead = lse == float32.MINUS_INFINITY
     lost = not dead and (float32.is_nan(r) or float32.is_infinite(r))
     b = float32.NAN if lost else float32.floor(r)
     factor = mufu.exp2(float32.subtract(b, r))
@@ -105,7 +104,8 @@ class Flamia(ABC):
     def _row_gradients(self, out: Matrix, lse: Sequence[int]) -> RowGradients:
         """Steps 8 to 10."""
         head = self.head
-        bases = [base(x) for x in lse]
+        dead = dead_rows(out, lse)
+        bases = [base(x, dead=is_dead) for x, is_dead in zip(lse, dead, strict=True)]
         weighted = [
             [
                 0
@@ -123,7 +123,7 @@ class Flamia(ABC):
         tokens = range(head.length)
         dp = [[self._score_gradient(do, weighted, i, j) for j in tokens] for i in tokens]
         p = self._probabilities(bases)
-        ds = score_gradients(head, p, dp, delta, lse)
+        ds = score_gradients(head, p, dp, delta, dead)
         stages = {
             "delta": np.array(delta, np.uint32),
             "dp": bits32(dp, head.length),

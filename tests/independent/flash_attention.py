@@ -7,8 +7,8 @@ Where the description is silent:
   column it is -inf.
 - There is no dead row but what the formulas give: l = 0 or NaN has lse = -inf and o = acc * rcp(1).
 - l = -0 counts as 0.
-- Backward, lse = -inf: a dead row, P and dS are +0, as DESIGN has it for all recipes; delta is what
-  the formula gives.
+- Backward, lse = -inf beside an out of zeros: a dead row, P and dS are +0, as in all recipes; delta is
+  what the formula gives. Beside another out, a row whose sum was NaN: L = +0.
 - A pair of key tiles (head_dim >= 128) is worked on as one, since one instruction takes in both: its
   chain of dQ runs over all its tokens, and the chains of dK and dV of both over every query tile
   that sees a key of either. So the NaN and infinities of a tile that is not seen reach them.
@@ -30,6 +30,7 @@ from tests.independent.passes import (
     attend,
     bits16,
     bits32,
+    dead_rows,
     score_gradients,
     zeros,
 )
@@ -79,9 +80,10 @@ class FlashAttention:
         head = self.head
         dout = head.required_dout
         delta = [deltas.flash_attention(x, y) for x, y in zip(dout, out, strict=True)]
-        p = self._probabilities(lse)
+        dead = dead_rows(out, lse)
+        p = self._probabilities(lse, dead)
         dp = [[contract_bfloat16(row, v) for v in head.v] for row in dout]
-        ds = score_gradients(head, p, dp, delta, lse)
+        ds = score_gradients(head, p, dp, delta, dead)
         p_codes, ds_codes = narrow(p), narrow(ds)
         stages = {
             "delta": np.array(delta, np.uint32),
@@ -99,14 +101,16 @@ class FlashAttention:
             stages=stages,
         )
 
-    def _probabilities(self, lse: Sequence[int]) -> Matrix:
+    def _probabilities(self, lse: Sequence[int], dead: Sequence[bool]) -> Matrix:
         """Step B2: P of all pairs."""
         head = self.head
         p = zeros(head.length, head.length)
         for query in range(head.length):
-            if lse[query] == float32.MINUS_INFINITY:
+            if dead[query]:
                 continue
-            base = float32.multiply(lse[query], factors.LOG2_E_FLOAT32)
+            base = 0
+            if lse[query] != float32.MINUS_INFINITY:
+                base = float32.multiply(lse[query], factors.LOG2_E_FLOAT32)
             for key in range(head.length):
                 if head.sees(query, key):
                     score = self.scores[query][key]

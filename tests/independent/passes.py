@@ -119,14 +119,22 @@ def attend(
     return Forward(out=out, lse=lse, stages=stages)
 
 
+def dead_rows(out: Matrix, lse: Sequence[int]) -> list[bool]:
+    """Which rows of a backward have no gradient: lse = -inf beside an out of zeros (bfloat16 bits)."""
+    return [
+        x == float32.MINUS_INFINITY and not any(bits & 0x7FFF for bits in row)
+        for x, row in zip(lse, out, strict=True)
+    ]
+
+
 def score_gradients(
-    head: Head, p: Matrix, dp: Matrix, delta: Sequence[int], lse: Sequence[int]
+    head: Head, p: Matrix, dp: Matrix, delta: Sequence[int], dead: Sequence[bool]
 ) -> Matrix:
-    """dS = fl(P * fl(dP - delta)), +0 where masked and in dead rows, lse = -inf."""
+    """dS = fl(P * fl(dP - delta)), +0 where masked and in dead rows."""
     return [
         [
             float32.multiply(p[i][j], float32.subtract(dp[i][j], delta[i]))
-            if head.sees(i, j) and lse[i] != float32.MINUS_INFINITY
+            if head.sees(i, j) and not dead[i]
             else 0
             for j in range(head.length)
         ]

@@ -34,8 +34,8 @@ beside a number. Tiles of 128 start at the document; places past its end hold +0
     fl(softmax_scale))).
 Tiles without a visible pair are skipped in all of this, 128 queries by 128 keys. The forward kernel takes two query
 tiles together; that shows where a key tile that only the second sees holds a NaN or an infinity, and nowhere else. A
-row with lse = -inf has no gradient, by select: P = dS = 0. The kernel computes with L = 0 there, and writes that lse
-also for a row whose sum is NaN.
+row with lse = -inf beside an out of zeros has no gradient, by select: P = dS = 0. The kernel computes with L = 0 there,
+as is done here for other rows with that lse, those whose sum is NaN.
 
 Left to the compiler, and assumed here: that m c + lg2(l) is one fused multiply-add, and the order inside a thread of
 step 9.

@@ -39,7 +39,8 @@ a number. Blocks of 32 and tiles of 128 start at the document; codes past its en
 
 Tiles without a visible pair are skipped in all of this, 128 queries by 128 keys. The kernels take two query tiles
 together in the forward and in dQ; that shows where a tile that only the second sees holds a NaN or an infinity, and
-nowhere else. A row with lse = -inf has no gradient, by select: P = dS = 0. The kernel computes with 2^inf there.
+nowhere else. A row with lse = -inf beside an out of zeros has no gradient, by select: P = dS = 0. The kernel computes
+with 2^inf there.
 
 `cudnn-mxfp8-pv-bf16` differs where a contraction runs over tokens: bfloat16 with the instruction f16, no scales. So
 v, P, and in the backward P, dO, dS, q and k; its P is not multiplied by 16 (x = fma(S, c, -m), nothing is subtracted

@@ -28,10 +28,10 @@ x 2^k with one rounding, overflow to infinity. `rule` is the preset te-mx-e4m3. 
 The backward needs out and lse alone.
 
 8. S, n and E again from the same codes. r = fl(lse 0x3fb8aa3b), b = floor(r), g = ex2(fl(b - r)), mufu.sm90. dO' =
-   fl(dO g)
-   becomes codes and one byte a token and head: `rule`, block (1, all), the same in dP and dV. A dead row, lse = -inf,
-   has dO' = +0 and P' = dS = 0. A row whose r is NaN or infinite otherwise has b = NaN, and with it P' and dS
-   of its visible pairs, and dO' = +0: a NaN of dO' would reach, in dV's chain, keys that the row does not see.
+   fl(dO g) becomes codes and one byte a token and head: `rule`, block (1, all), the same in dP and dV. A dead row,
+   lse = -inf beside an out of zeros, has dO' = +0 and P' = dS = 0. A row whose r is NaN or infinite otherwise has b =
+   NaN, and with it P' and dS of its visible pairs, and dO' = +0: a NaN of dO' would reach, in dV's chain, keys that
+   the row does not see.
 9. delta' = fused multiply-adds over ascending channels, from +0, of dO' before quantization and the returned out.
 10. dP' = mxf8f6f4 over ascending channels with dO' and V bytes. P' = shift(E, n - b). dS = fl(P' fl(dP' - delta')), 0
     by select where masked.
