@@ -24,7 +24,7 @@ VERDICTS = {
     Verdict.HOLDS_OUTSIDE_GUARDED_BLOCKS: "outside guarded blocks",
     Verdict.BROKEN: "**broken**",
 }
-SAMPLES = ("bell", "wide", "public witness")
+SAMPLES = ("bell", "wide", "public witness", "key witness")
 DECIDED = ("C1", "C2", "C4", "gradient", "packing", "prefix")
 
 HEAD = """# Recipes

@@ -175,6 +175,13 @@ def _check_softmax(recipe: Recipe) -> None:
             f"recipe {recipe.name!r} lets P reach 2^{reach}, rescale_threshold and p_offset together; e4m3 holds"
             f" 2^{_E4M3_EXPONENT}, lower one of them"
         )
+    # P is below 2, and below 1 up to rounding where lse is in it.
+    reach = gradient.p_offset + (1 if normalisation == "fold_into_dout" else 0)
+    if recipe.dv.left.scope is Scope.STATIC and reach > _E4M3_EXPONENT:
+        raise ValueError(
+            f"recipe {recipe.name!r} lets dV's P reach 2^{reach} by gradient.p_offset = {gradient.p_offset}; e4m3 holds"
+            f" 2^{_E4M3_EXPONENT}, lower it"
+        )
     # A pair of tiles that is not computed reaches other rows through NaN codes, never through infinities.
     if recipe.tiles.masked == "computed":
         for use in (Use.O_V, Use.DV_DO, Use.DQ_K, Use.DK_Q):

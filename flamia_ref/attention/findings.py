@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+
 from flamia_ref._errors import unknown_name
 from flamia_ref.attention.data import plain
 from flamia_ref.evidence import Evidence
@@ -33,7 +35,7 @@ TITLES: Mapping[str, str] = {
     "C5": "the rows of dS sum to zero",
     "gradient": "without quantizers and roundings, the backward is the gradient of the forward",
     "packing": "packed documents give what each gives alone, bit for bit",
-    "prefix": "the first tokens alone give the first rows, bit for bit",
+    "prefix": "the first tokens alone give the first rows of out, lse and dq, bit for bit",
 }
 """The properties by name, in order."""
 
@@ -100,6 +102,11 @@ class Consistency:
             "broken": list(self.broken),
             **plain(self),
         }
+        for entry in document["properties"]:  # JSON has no NaN and no infinity
+            entry["figures"] = {
+                name: value if np.isfinite(value) else str(value)
+                for name, value in entry["figures"].items()
+            }
         return json.dumps(document, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
     def __str__(self) -> str:

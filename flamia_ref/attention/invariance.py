@@ -57,11 +57,11 @@ def packing(recipe: Recipe, sample: Sample, *, causal: bool) -> list[Change]:
 
 
 def prefix(recipe: Recipe, sample: Sample, lengths: tuple[int, ...]) -> dict[int, list[Change]]:
-    """Where the causal forward of a document's first tokens is not the first rows of the whole, by their number."""
-    whole = _forward(recipe, sample, len(sample.q))
+    """Where out, lse and dq of a document's first tokens are not the first rows of the whole, by their number."""
+    whole = _rows(recipe, sample, len(sample.q))
     found = {}
     for length in lengths:
-        first = _forward(recipe, sample, length)
+        first = _rows(recipe, sample, length)
         found[length] = [
             change
             for name, expected in first.items()
@@ -70,9 +70,15 @@ def prefix(recipe: Recipe, sample: Sample, lengths: tuple[int, ...]) -> dict[int
     return found
 
 
-def _forward(recipe: Recipe, sample: Sample, tokens: int) -> Results:
-    result = forward(sample.q[:tokens], sample.k[:tokens], sample.v[:tokens], recipe)
-    return {"out": np.asarray(result.out), "lse": np.asarray(result.lse).T}
+def _rows(recipe: Recipe, sample: Sample, tokens: int) -> Results:
+    """What the first `tokens` alone give, of what has a row for each query."""
+    q, k, v, dout = (x[:tokens] for x in (sample.q, sample.k, sample.v, sample.dout))
+    result = forward(q, k, v, recipe)
+    return {
+        "out": np.asarray(result.out),
+        "lse": np.asarray(result.lse).T,
+        "dq": np.asarray(backward(q, k, v, dout, result).dq),
+    }
 
 
 def _both(recipe: Recipe, sample: Sample, causal: bool) -> Results:

@@ -55,7 +55,9 @@ def check_results(
     inputs.check_causal(causal)
     _check_lse(lse, out)
     inputs.check_one_library({"out": out, "lse": lse})
-    tokens, _, head_dim = out.shape
+    tokens, heads, head_dim = out.shape
+    if 0 in (heads, head_dim):
+        raise ValueError(f"out has shape {tuple(out.shape)}; heads and head_dim must be at least 1")
     documents = Documents.from_cu_seqlens(cu_seqlens, tokens)
     scale = inputs.checked_scale(softmax_scale, head_dim)
     bits = inputs.rounded_bits({"out": out})["out"]
@@ -69,6 +71,7 @@ def check_results(
 
 def check_backward(q: Any, k: Any, v: Any, dout: Any, forward: Any) -> BackwardInputs:
     """Check the arguments of a backward against each other and the forward, and bring them to bits."""
+    inputs.check_values("q", q, inputs.DTYPES)
     documents, _ = inputs.check_shapes(
         q,
         k,

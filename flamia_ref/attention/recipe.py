@@ -136,6 +136,11 @@ class Gradient(Data):
     p_offset: int = 0
     heads: Literal["float32_sum", "one_chain"] = "float32_sum"
 
+    def __post_init__(self) -> None:
+        Data.__post_init__(self)
+        if not 0 <= self.p_offset <= 64:
+            raise ValueError(f"p_offset is {self.p_offset}; allowed: 0 to 64")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tiles(Data):

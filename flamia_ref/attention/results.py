@@ -14,7 +14,7 @@ from flamia_ref.attention.recipe import Recipe
 from flamia_ref.packing import Documents
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Forward:
     """The results of a forward, with what the backward needs to know of it. A pytree once JAX is in use.
 
@@ -88,7 +88,7 @@ class Forward:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Backward:
     """The results of a backward. A pytree once JAX is in use.
 

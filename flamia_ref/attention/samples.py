@@ -59,6 +59,19 @@ def public_witness() -> Sample:
     return Sample("public witness", ones, ones, v, ones, Documents((0, 128)))
 
 
+def key_witness() -> Sample:
+    """Keys of about 2^-18 and a key of 1 at token 16, for queries of 2^18.
+
+    Where 32 tokens of k share a scale, the first tokens' scores vanish, or what dS times k adds up to.
+    """
+    tokens, channels = 32, 64
+    bell_shaped = bell((tokens,), 1, 1, channels)
+    q = np.full_like(bell_shaped.q, 2.0**18)
+    k = (bell_shaped.k.astype(np.float32) * np.float32(2.0**-18)).astype(ml_dtypes.bfloat16)
+    k[16] = 1
+    return bell_shaped._replace(name="key witness", q=q, k=k)
+
+
 def _sample(
     name: str, lengths: tuple[int, ...], heads: int, kv_heads: int, head_dim: int, *, binades: int
 ) -> Sample:

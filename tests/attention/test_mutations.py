@@ -198,39 +198,6 @@ def test_delta_of_an_output_without_the_guard() -> None:
     assert "ds" in wrong
 
 
-def test_delta_without_the_guard_of_dead_rows(monkeypatch) -> None:
-    """A row with lse = -inf has delta 0, whatever its out holds."""
-    (q, k, v, dout), cu_seqlens = given()
-    recipe = RECIPES["flamia-mxfp8-folded"]
-    one = attention.forward(q, k, v, recipe, cu_seqlens=cu_seqlens)
-    out, lse = one.out.copy(), one.lse.copy()
-    out[3, 0], lse[0, 3] = np.nan, -np.inf
-    wanted = independent.run(
-        recipe.name,
-        *(x.view(np.uint16) for x in (q, k, v, dout)),
-        cu_seqlens,
-        out_bits=out.astype(BF16).view(np.uint16),
-        lse_bits=lse.view(np.uint32),
-    )
-
-    def delta_departs() -> bool:
-        kernel = Forward.from_kernel(out, lse, recipe, cu_seqlens=cu_seqlens)
-        trace = attention.backward(q, k, v, dout, kernel, trace=("delta",)).trace
-        return not same(trace["delta"], wanted["delta"])
-
-    assert not delta_departs()
-    original = backward_tile.prologue
-
-    def without(dout, out, lse, *rest, **options):
-        found = original(dout, out, lse, *rest, **options)
-        return found._replace(
-            delta=backward_tile._delta(found.dout, out, options["recipe"].gradient.delta)
-        )
-
-    monkeypatch.setattr(backward_tile, "prologue", without)
-    assert delta_departs()
-
-
 @pytest.mark.parametrize(
     ("recipe", "use", "instead", "first"),
     [
