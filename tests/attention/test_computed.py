@@ -11,8 +11,9 @@ from flamia_ref.attention import RECIPES, Recipe
 from flamia_ref.attention.computed import check_computed
 from flamia_ref.attention.copies import copy_names
 from flamia_ref.attention.inputs import score_factor
+from flamia_ref.attention.stages import pair_names
 from tests.attention.changes import changed, changes, with_tiles
-from tests.attention.passes import OPERANDS, passes, with_dout
+from tests.attention.passes import passes, with_dout
 from tests.attention.samples import BF16, bell, bits, tiny, wide, with_specials
 
 # A scale whose factor c two of the roundings disagree on: the exact product is next to a middle of two float32.
@@ -101,17 +102,22 @@ def inputs():
 
 
 def results(recipe: Recipe, index: int) -> dict[str, bytes]:
-    """The bytes of every result and stage of one of `inputs`; copies of an input by their uses, not their names."""
+    """The bytes of every result and stage of one of `inputs`; codes and scales by their uses, not their names."""
     (*arrays, cu_seqlens), options = inputs()[index]
     found = passes(*arrays, recipe, cu_seqlens=cu_seqlens, **options)
-    for use, name in copy_names(recipe).items():
-        for part in ("codes", "scales"):
-            if f"{name}.{part}" in found:
-                found[f"{use} {part}"] = found[f"{name}.{part}"]
+    copies = [*copy_names(recipe).items(), *pair_names(recipe).items()]
+    for part in ("codes", "scales"):
+        by_use = {
+            f"{use} {part}": found[f"{name}.{part}"]
+            for use, name in copies
+            if f"{name}.{part}" in found
+        }
+        found = {
+            name: value for name, value in found.items() if not name.endswith(f".{part}")
+        } | by_use
     return {
         name: b"".join(bits(x).tobytes() for x in (value if isinstance(value, list) else [value]))
         for name, value in found.items()
-        if name.split(".")[0] not in OPERANDS
     }
 
 

@@ -32,12 +32,16 @@ def test_numpy_equals_jax_in_every_stage(recipe: str, make, causal: bool) -> Non
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-@pytest.mark.parametrize("make", [bell, wide, any_bits, with_specials])
+@pytest.mark.parametrize(
+    ("make", "causal"),
+    [(bell, False), (with_specials, True), (any_bits, True)],
+    ids=["bell full", "specials causal", "any bits causal"],
+)
 @pytest.mark.parametrize("head_dim", [40, 128])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_numpy_equals_jax_at_other_sizes(recipe: str, head_dim: int, make, causal: bool) -> None:
-    *arrays, cu_seqlens = with_dout(make, 9, [3, 290, 0, 33, 70], 4, 2, head_dim)
+    """All tile sizes, and from head_dim 128 on two key tiles in a partial sum of `bf16-fa4`."""
+    *arrays, cu_seqlens = with_dout(make, 9, [3, 140, 0, 33], 2, 1, head_dim)
     plain = passes(*arrays, recipe, cu_seqlens=cu_seqlens, causal=causal)
     compiled = passes(*on_jax(*arrays), recipe, cu_seqlens=cu_seqlens, causal=causal)
     assert_all_same(compiled, plain)
