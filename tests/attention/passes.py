@@ -8,7 +8,6 @@ from flamia_ref.attention import RECIPES, Forward, Recipe, backward_stages, forw
 from tests.attention.samples import assert_same
 
 ROWS = ("lse", "row_max", "row_sum", "delta")  # [heads, tokens]
-OPERANDS = ("q", "k", "v", "do")
 
 
 def with_dout(make, seed: int, *shape, **options):

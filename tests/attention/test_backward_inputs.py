@@ -146,7 +146,7 @@ def test_one_line_at_the_boundary_of_from_kernel(options, kind, message: str) ->
 def test_a_recipe_does_not_refuse_its_own_results(recipe: str, make) -> None:
     """Whatever the inputs are: what quantization took away is no sign of another forward."""
     for causal in (True, False):
-        *arrays, cu_seqlens = with_dout(make, 3, [20, 35], 2, 1, 32)
+        *arrays, cu_seqlens = with_dout(make, 3, [20, 12], 2, 1, 32)
         passes(*arrays, recipe, stages=False, cu_seqlens=cu_seqlens, causal=causal)
     # Two key tiles with scores of 10^9: rows of cuDNN's recipes have l = NaN beside a finite accumulator.
     *arrays, cu_seqlens = with_dout(make, 1, [150], 1, 1, 4)

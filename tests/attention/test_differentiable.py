@@ -61,14 +61,24 @@ def test_keywords_reach_the_forward() -> None:
     assert_same(values(gradient), expected["dq"], "dq")
 
 
+def test_a_gradient_can_be_traced() -> None:
+    """Under jit and vmap, for inputs of both dtypes; the test below runs such programs."""
+    import jax
+
+    for dtype in (BF16, np.float32):
+        _, inputs, cu_seqlens = given(lengths=[20, 9], dtype=dtype)
+        batch = [jax.ShapeDtypeStruct((3, *x.shape), x.dtype) for x in inputs[:3]]
+
+        def loss(q, k, v, cu_seqlens=cu_seqlens):
+            return attention.attention(q, k, v, RECIPE, cu_seqlens=cu_seqlens).sum()
+
+        gradients = jax.eval_shape(jax.jit(jax.vmap(jax.grad(loss, (0, 1, 2)))), *batch)
+        assert [(x.shape, x.dtype) for x in gradients] == [(x.shape, x.dtype) for x in batch]
+
+
+@pytest.mark.nightly
 @pytest.mark.usefixtures("uncached")
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        name if name == "bf16-fa4" else pytest.param(name, marks=pytest.mark.nightly)
-        for name in RECIPES
-    ],
-)
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_under_jit_and_vmap(recipe: str) -> None:
     """A loss of the user's own, over a batch, in one program: gradients of all three inputs."""
     import jax

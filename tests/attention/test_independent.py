@@ -77,12 +77,8 @@ FULL = ("bell", "wide", "specials")  # of those, without a mask
 def test_every_stage(recipe: str, distribution: str, causal: bool) -> None:
     """Two documents, of which one ends a token into its second block; two blocks of channels, one short."""
     seed = sorted(DISTRIBUTIONS).index(distribution)
-    heads = 2 if distribution == "bell" and causal else 1
-    compare(
-        *with_dout(DISTRIBUTIONS[distribution], seed, [33, 0, 2], heads, 1, 36),
-        recipe,
-        causal=causal,
-    )
+    given = with_dout(DISTRIBUTIONS[distribution], seed, [33, 0, 2], 1, 1, 33)
+    compare(*given, recipe, causal=causal)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -122,14 +118,14 @@ def test_more_of_every_kind(recipe: str, make, seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize("head_dim", [1, 31, 64, 96, 128, 160])
+@pytest.mark.parametrize("head_dim", [1, 64, 96, 160])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_head_dims(recipe: str, head_dim: int) -> None:
     """The order of delta, the blocks of channels and the steps of the instructions depend on it."""
     compare(*with_dout(bell, head_dim, [3, 1], 2, 1, head_dim), recipe)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 1), (4, 2), (6, 3)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 1), (4, 2)])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_groups_of_heads(recipe: str, heads: int, kv_heads: int) -> None:
     compare(*with_dout(bell, heads, [9, 4], heads, kv_heads, 16), recipe)
