@@ -6,8 +6,10 @@ from flamia_ref._lazy import attach
 
 if TYPE_CHECKING:
     from flamia_ref.arithmetic import float32 as float32
-    from flamia_ref.arithmetic.instructions import INSTRUCTIONS as INSTRUCTIONS
+    from flamia_ref.arithmetic.catalogue import INSTRUCTIONS as INSTRUCTIONS
     from flamia_ref.arithmetic.instructions import Instruction as Instruction
+    from flamia_ref.arithmetic.instructions import Result as Result
+    from flamia_ref.arithmetic.instructions import Scaling as Scaling
     from flamia_ref.arithmetic.instructions import Summation as Summation
     from flamia_ref.arithmetic.products import fused_dot as fused_dot
     from flamia_ref.arithmetic.products import matmul as matmul
@@ -17,13 +19,15 @@ if TYPE_CHECKING:
     from flamia_ref.arithmetic.special import exp2 as exp2
     from flamia_ref.arithmetic.special import log2 as log2
     from flamia_ref.arithmetic.special import reciprocal as reciprocal
+    from flamia_ref.arithmetic.special import tanh as tanh
 else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {
             "float32": [],
-            "instructions": ["INSTRUCTIONS", "Instruction", "Summation"],
+            "catalogue": ["INSTRUCTIONS"],
+            "instructions": ["Instruction", "Result", "Scaling", "Summation"],
             "products": ["fused_dot", "matmul", "matmul_bits"],
-            "special": ["SPECIAL_MODELS", "SpecialModel", "exp2", "log2", "reciprocal"],
+            "special": ["SPECIAL_MODELS", "SpecialModel", "exp2", "log2", "reciprocal", "tanh"],
         },
     )

@@ -1,4 +1,4 @@
-"""The fused sum of a tensor core: integers in, float32 bits out, one source for numpy and JAX.
+"""The fused sum of a tensor core: integers in, accumulator bits out, one source for numpy and JAX.
 
 For each lane (one element of D) and each step of L products:
 
@@ -6,32 +6,36 @@ For each lane (one element of D) and each step of L products:
   scales. It is not renormalised. The accumulator is one more term.
 - Emax is the largest of the exponent floor, E of the products that are not zero, and the accumulator's exponent if it
   is not zero.
-- Every term is cut toward zero to a multiple of 2^(Emax - F), the cut terms are added exactly, and the sum is cut
-  toward zero to float32: subnormal results kept, 2^128 and beyond is infinity, zero is always +0.
-- NaN, infinity times zero, or infinities of both signs give 0x7fffffff; else an infinite term gives that infinity.
+- Every term is cut toward zero to a multiple of 2^(Emax - F), the cut terms are added exactly, and the sum is rounded
+  to the instruction's result: float32 cut toward zero, the same with 13 fraction bits, or float16 to nearest even.
+  Subnormal results are kept, what reaches 2^128 (65520 for float16) is infinity, zero is always +0.
+- NaN, infinity times zero, or infinities of both signs give a NaN with all other bits set; else an infinite term gives
+  that infinity.
 
-D of one step is the accumulator of the next. The source and the evidence are with each instruction.
+D of one step is the accumulator of the next. Kinds that cut whole groups of products are in
+`flamia_ref.arithmetic.grouped_sum`. The source and the evidence are with each instruction.
 
 Operands have K as their leading axis; the axes behind it broadcast against the lanes, so a matmul is
-[K, m, 1] x [K, 1, n] -> [m, n] and a row-wise dot product is [K, n] x [K, n] -> [n].
+[K, m, 1] x [K, 1, n] -> [m, n] and a row-wise dot product is [K, n] x [K, n] -> [n]. Accumulators are uint32 words; a
+float16 one is in the low half.
 """
 
 from __future__ import annotations
 
-from types import ModuleType
+import functools
 from typing import NamedTuple, cast
 
 import numpy as np
 
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
-from flamia_ref.arithmetic.instructions import Instruction
-from flamia_ref.formats.scalar import ScalarFormat
+from flamia_ref.arithmetic.instructions import Instruction, Result
+from flamia_ref.formats.scalar import FORMATS, ScalarFormat
 
-_FAR = np.int32(-4000)  # exponent of a zero: below the floor whatever is added to it
+FAR = -4000  # exponent of a zero: below the floor whatever is added to it
 _PARTIAL = 16  # cut products (each below 2^27) whose sum fits an int32
-_ACCUMULATOR_BITS = 23  # fraction bits of the accumulator
-_NEGATIVE_INFINITY = _float32.INFINITY | _float32.SIGN
+_NARROW_FAR = -60  # stands for FAR in int8
+_AT_ONCE = 8  # steps whose largest exponents are held at a time
 
 
 class Terms(NamedTuple):
@@ -40,7 +44,7 @@ class Terms(NamedTuple):
     significand: Array
     """int32, 0 for zeros and specials."""
     exponent: Array
-    """int32, far below everything where the significand is 0."""
+    """int32, FAR where the significand is 0."""
     negative: Array
     nan: Array | None
     """None where the format has no NaN."""
@@ -48,8 +52,20 @@ class Terms(NamedTuple):
     """None where the format has no infinity."""
 
 
+class Accumulator(NamedTuple):
+    """Accumulator bits taken apart."""
+
+    significand: Array
+    """uint32; what stands for a special is not to be used."""
+    exponent: Array
+    """int32, the least normal exponent for zeros and subnormals."""
+    negative: Array
+    special: Array
+    """Where the accumulator is infinite or NaN."""
+
+
 def unpack(codes: Array, element: ScalarFormat) -> Terms:
-    """The integer parts of element codes."""
+    """The integer parts of element codes; bits that the format does not have are ignored."""
     xp = _backend.namespace(codes)
     word = codes.astype(np.uint32) >> np.uint32(element.padding_bits)
     all_ones = np.uint32((1 << element.mantissa_bits) - 1)
@@ -71,146 +87,236 @@ def unpack(codes: Array, element: ScalarFormat) -> Terms:
     if finite is not None:
         magnitude = xp.where(finite, magnitude, np.int32(0))
     exponent = xp.maximum(field.astype(np.int32), np.int32(1)) - np.int32(element.bias)
-    exponent = xp.where(magnitude == 0, _FAR, exponent)
+    exponent = xp.where(magnitude == 0, np.int32(FAR), exponent)
     return Terms(xp.where(negative, -magnitude, magnitude), exponent, negative, nan, infinite)
 
 
-def scaled(terms: Terms, scales: Array, block: int) -> Terms:
-    """`terms` with the exponents of their e8m0 scales [ceil(K / block), ...] added. NaN scales are the caller's."""
-    xp = _backend.namespace(terms.exponent, scales)
-    shift = xp.repeat(scales.astype(np.int32) - np.int32(127), block, axis=0)[
-        : terms.exponent.shape[0]
-    ]
-    return terms._replace(exponent=terms.exponent + shift)
+def unpack_accumulator(c: Array, result: Result) -> Accumulator:
+    """The integer parts of accumulator bits."""
+    xp = _backend.namespace(c)
+    form = FORMATS[result.accumulator_format]
+    places, top = form.mantissa_bits, (1 << form.exponent_bits) - 1
+    field = ((c >> np.uint32(places)) & np.uint32(top)).astype(np.int32)
+    fraction = c & np.uint32((1 << places) - 1)
+    significand = xp.where(field == 0, fraction, fraction | np.uint32(1 << places))
+    exponent = xp.maximum(field, np.int32(1)) - np.int32(form.bias)
+    return Accumulator(significand, exponent, (c & np.uint32(form.sign_code)) != 0, field == top)
 
 
-def chain(a: Terms, b: Terms, c: Array, instruction: Instruction, product_bits: int) -> Array:
-    """The fused sums of `instruction` chained along K onto the accumulator bits `c` [...lanes].
+def infinity(result: Result) -> np.uint32:
+    """Bits of +infinity in the accumulator."""
+    return np.uint32(cast(int, FORMATS[result.accumulator_format].infinity_code))
 
-    `a` and `b` are [K, ...lanes] with K a multiple of the instruction's terms and scales already added.
-    `product_bits` is the number of fraction bits of a product. NaN operands are the caller's.
+
+def not_a_number(result: Result) -> np.uint32:
+    """The NaN that every instruction returns: all bits below the sign."""
+    return np.uint32(FORMATS[result.accumulator_format].sign_code - 1)
+
+
+def is_nan(c: Array, result: Result) -> Array:
+    """Where accumulator bits are a NaN."""
+    return (c & not_a_number(result)) > infinity(result)
+
+
+def chain(
+    a: Terms,
+    b: Terms,
+    scale: tuple[Array, Array] | None,
+    c: Array,
+    instruction: Instruction,
+    elements: tuple[ScalarFormat, ScalarFormat],
+) -> Array:
+    """The fused sums of `instruction` chained along K onto the accumulator words `c` [...lanes].
+
+    `a` and `b` are [K, ...lanes] of formats `elements`, with K a multiple of the instruction's terms; `scale` has the
+    int32 exponents of their block scales, [K / terms, ...lanes] each. NaN operands are the caller's.
     """
     length = cast(int, instruction.terms)  # every fused instruction has it
+    xp = _backend.namespace(a.significand, b.significand, c)
 
     def by_step(x: Array) -> Array:
         return x.reshape((x.shape[0] // length, length, *x.shape[1:]))
 
     operands = [by_step(x) for x in (a.significand, a.exponent, b.significand, b.exponent)]
-    xp = _backend.namespace(*operands, c)
+    operands += scale or ()
     with_infinities = a.infinite is not None or b.infinite is not None
     if with_infinities:
         for terms in (a, b):
             infinite = xp.zeros_like(terms.negative) if terms.infinite is None else terms.infinite
             operands += [by_step(infinite), by_step(terms.negative)]
 
+    def some_steps(carry: Array, x: tuple[Array, ...]) -> tuple[Array, None]:
+        # The largest exponents come first, in a loop of their own: there they take narrow integers.
+        largest = _largest(x[1], x[3], elements)
+        return _backend.scan(step, carry, (largest, *x)), None
+
     def step(carry: Array, x: tuple[Array, ...]) -> tuple[Array, None]:
-        total = _fused_sum(x[0], x[1], x[2], x[3], carry, instruction, product_bits)
+        largest, sides, rest = _widened(x[0]), x[1:5], x[5:]
+        shift = None
+        if scale is not None:
+            shift, rest = rest[0] + rest[1], rest[2:]
+        total = _fused_sum(largest, *sides, shift, carry, instruction, elements)
         if with_infinities:
-            some = x[4].any() | x[6].any()
-            total = _backend.cond(some, _with_infinities, lambda total, *_: total, total, carry, *x)
+            total = _backend.cond(
+                rest[0].any() | rest[2].any(),
+                functools.partial(_with_infinities, result=instruction.result),
+                lambda total, *_: total,
+                *(total, carry, sides[0], sides[2], *rest),
+            )
         return total, None
 
-    return _backend.scan(step, c, operands)
+    steps = operands[0].shape[0]
+    whole = steps // _AT_ONCE * _AT_ONCE
+    if whole:
+        parts = [x[:whole].reshape((whole // _AT_ONCE, _AT_ONCE, *x.shape[1:])) for x in operands]
+        c = _backend.scan(some_steps, c, parts)
+    if whole < steps:
+        c, _ = some_steps(c, tuple(x[whole:] for x in operands))
+    return c
+
+
+def _largest(a: Array, b: Array, elements: tuple[ScalarFormat, ScalarFormat]) -> Array:
+    """The largest sum of two exponents over the second axis, in the narrowest integers that hold it."""
+    xp = _backend.namespace(a, b)
+    narrow = all(element.emin >= -16 and element.emax <= 16 for element in elements)
+    kind, far = (np.int8, _NARROW_FAR) if narrow else (np.int16, FAR)
+    a, b = (xp.maximum(x, np.int32(far)).astype(kind) for x in (a, b))
+    largest = a[:, 0] + b[:, 0]
+    for k in range(1, a.shape[1]):
+        largest = xp.maximum(largest, a[:, k] + b[:, k])
+    return largest
+
+
+def _widened(largest: Array) -> Array:
+    """What `_largest` gives as int32, FAR where there is no product."""
+    xp = _backend.namespace(largest)
+    far = _NARROW_FAR + 16 if largest.dtype == np.int8 else FAR + 128
+    return xp.where(largest <= far, np.int32(FAR), largest.astype(np.int32))
 
 
 def _fused_sum(
+    largest: Array,
     a: Array,
     a_exponent: Array,
     b: Array,
     b_exponent: Array,
+    shift: Array | None,
     c: Array,
     instruction: Instruction,
-    product_bits: int,
+    elements: tuple[ScalarFormat, ScalarFormat],
 ) -> Array:
-    """One step on finite products: [L, ...] int32 operands, uint32 accumulator bits. An infinite or NaN `c` stays."""
-    xp = _backend.namespace(a, b, c)
-    field = ((c >> np.uint32(23)) & np.uint32(255)).astype(np.int32)
-    fraction = c & np.uint32(0x7FFFFF)
-    c_exponent = xp.maximum(field, np.int32(1)) - np.int32(127)
-    c_significand = xp.where(field == 0, fraction, fraction | np.uint32(1 << 23))
-    largest = xp.where(c_significand != 0, c_exponent, _FAR)
-    largest = xp.maximum(largest, np.int32(instruction.exponent_floor))
-    for k in range(a.shape[0]):
-        largest = xp.maximum(largest, a_exponent[k] + b_exponent[k])
+    """One step on finite products: [L, ...] int32 operands, accumulator words. An infinite or NaN `c` stays.
 
+    `largest` is the largest exponent of a product without its scales, whose exponents `shift` has.
+    """
+    xp = _backend.namespace(a, b, c)
+    old = unpack_accumulator(c, instruction.result)
+    scaled = largest if shift is None else largest + shift
+    top = xp.maximum(scaled, np.int32(instruction.exponent_floor))
+    top = xp.maximum(top, xp.where(old.significand != 0, old.exponent, np.int32(FAR)))
+
+    product_bits = sum(element.mantissa_bits for element in elements)
     up = np.uint32(instruction.fraction_bits - product_bits)
-    a_magnitude, a_negative = abs(a).astype(np.uint32) << up, a < 0
-    b_magnitude, b_negative = abs(b).astype(np.uint32), b < 0
+    a_magnitude, a_sign = abs(a).astype(np.uint32) << up, a >> np.int32(31)
+    b_magnitude, b_sign = abs(b).astype(np.uint32), b >> np.int32(31)
+    unscaled = top if shift is None else top - shift
     sums = []
     for first in range(0, a.shape[0], _PARTIAL):
         partial: Array = None
         for k in range(first, min(first + _PARTIAL, a.shape[0])):
-            distance = largest - (a_exponent[k] + b_exponent[k])
-            term = _cut(a_magnitude[k] * b_magnitude[k], distance, a_negative[k] ^ b_negative[k])
+            distance = (unscaled - b_exponent[k]) - a_exponent[k]
+            term = _cut(a_magnitude[k] * b_magnitude[k], distance, a_sign[k] ^ b_sign[k])
             partial = term if partial is None else partial + term
         sums.append(partial)
-    c_up = np.uint32(instruction.fraction_bits - _ACCUMULATOR_BITS)
-    sums.append(_cut(c_significand << c_up, largest - c_exponent, (c & _float32.SIGN) != 0))
-
-    high = sum(partial >> np.int32(16) for partial in sums)
-    low = sum(partial & np.int32(0xFFFF) for partial in sums)
-    result = _cut_to_float32(high, low, largest - np.int32(instruction.fraction_bits), xp)
-    return xp.where(field == 255, c, result)
+    sums.append(_cut_accumulator(old, top, instruction))
+    total = sum(partial.astype(np.float64) for partial in sums)  # integers below 2^53: exact
+    result = rounded(total, top - np.int32(instruction.fraction_bits), instruction.result)
+    return xp.where(old.special, c, result)
 
 
-def _cut(magnitude: Array, distance: Array, negative: Array) -> Array:
-    """The int32 term of a uint32 magnitude cut by `distance` places, toward zero."""
-    xp = _backend.namespace(magnitude, distance, negative)
-    # 31 places already cut every magnitude to 0. Only a zero can be nearer than 0: large, unsigned.
-    places = xp.minimum(_backend.reinterpret(distance, np.uint32), np.uint32(31))
-    cut = _backend.reinterpret(magnitude >> places, np.int32)
-    return xp.where(negative, -cut, cut)
+def _cut(magnitude: Array, distance: Array, sign: Array) -> Array:
+    """The int32 term of a uint32 magnitude cut by `distance` places, toward zero; `sign` is 0 or -1."""
+    # Shifts of 32 places and more give 0. Only a zero can be nearer than 0: large, unsigned.
+    cut = shifted_right(magnitude, _backend.reinterpret(distance, np.uint32))
+    return (_backend.reinterpret(cut, np.int32) ^ sign) - sign
 
 
-def _cut_to_float32(high: Array, low: Array, exponent: Array, xp: ModuleType) -> Array:
-    """float32 bits of (high * 2^16 + low) * 2^exponent, cut toward zero; int32 high and low, the sum below 2^40."""
-    high = high + (low >> np.int32(16))
-    low = low & np.int32(0xFFFF)
-    negative = high < 0
-    opposite_low = (-low) & np.int32(0xFFFF)
-    opposite_high = -high - (low != 0).astype(np.int32)
-    upper = xp.where(negative, opposite_high, high).astype(np.uint32)
-    lower = xp.where(negative, opposite_low, low).astype(np.uint32)
-    nonzero = (upper | lower) != 0
-    length = xp.where(
-        upper != 0, _backend.bit_length(upper) + np.int32(16), _backend.bit_length(lower)
-    )
-    # Keep 32 bits that hold the leading 24, then shift those into place.
-    excess = length - np.int32(24)
-    long = excess >= 8
-    window = xp.where(
-        long, (upper << np.uint32(8)) | (lower >> np.uint32(8)), (upper << np.uint32(16)) | lower
-    )
-    right = xp.where(long, excess - np.int32(8), excess)
-    leading = xp.where(
-        right >= 0,
-        window >> xp.maximum(right, np.int32(0)).astype(np.uint32),
-        window << xp.minimum(xp.maximum(-right, np.int32(0)), np.int32(31)).astype(np.uint32),
-    )
-    biased = length - np.int32(1) + exponent + np.int32(127)
-    to_subnormal = xp.minimum(xp.maximum(np.int32(1) - biased, np.int32(0)), np.int32(31)).astype(
-        np.uint32
-    )
-    normal = (xp.maximum(biased, np.int32(0)).astype(np.uint32) << np.uint32(23)) | (
-        leading & np.uint32(0x7FFFFF)
-    )
-    result = xp.where(biased >= 1, normal, leading >> to_subnormal)
-    result = xp.where(biased >= 255, _float32.INFINITY, result)
-    result = xp.where(nonzero, result, np.uint32(0))
-    return xp.where(negative & (result != 0), result | _float32.SIGN, result)
+def shifted_right(x: Array, places: Array) -> Array:
+    """uint32 `x` >> `places`, 0 from 32 places on, as numpy and XLA both define it."""
+    return x >> places
 
 
-def _with_infinities(total: Array, c: Array, *x: Array) -> Array:
+def _cut_accumulator(old: Accumulator, top: Array, instruction: Instruction) -> Array:
+    """The accumulator's int32 term in units of 2^(top - F)."""
+    places = FORMATS[instruction.result.accumulator_format].mantissa_bits
+    up = instruction.fraction_bits - places
+    magnitude = old.significand
+    magnitude = magnitude << np.uint32(up) if up >= 0 else magnitude >> np.uint32(-up)
+    return _cut(magnitude, top - old.exponent, -old.negative.astype(np.int32))
+
+
+def rounded(total: Array, exponent: Array, result: Result) -> Array:
+    """Accumulator words of total * 2^exponent for integer-valued float64 `total`, int32 `exponent`."""
+    xp = _backend.namespace(total, exponent)
+    word = _backend.bits(total)
+    low, high = word.astype(np.uint32), (word >> np.uint64(32)).astype(np.uint32)
+    form = FORMATS[result.accumulator_format]
+    places = form.mantissa_bits
+    magnitude = high & _float32.MAGNITUDE
+    binade = (magnitude >> np.uint32(20)).astype(np.int32) - np.int32(1023 - form.bias) + exponent
+    fraction = (magnitude & np.uint32(0xFFFFF)) | np.uint32(0x100000)
+    # Places that go: those of a normal result, more as it becomes subnormal, all in the end.
+    below = xp.clip(np.int32(1) - binade, 0, 31).astype(np.uint32)
+    if result is Result.FLOAT16:
+        kept = _nearest(fraction, low, below + np.uint32(20 - places))
+    else:
+        kept = ((fraction << np.uint32(places - 20)) | (low >> np.uint32(52 - places))) >> below
+    # A subnormal has no hidden bit and a carry of the rounding moves up a binade: both by the sum.
+    field = xp.clip(binade - 1, 0, (1 << form.exponent_bits) - 2).astype(np.uint32)
+    word = xp.minimum(kept + (field << np.uint32(places)), infinity(result))
+    word = xp.where(binade > np.int32((1 << form.exponent_bits) - 2), infinity(result), word)
+    if result is Result.FLOAT32_13:
+        word = word & ~np.uint32((1 << (places - 13)) - 1)
+    word = xp.where(magnitude == 0, np.uint32(0), word)
+    sign = (high >> np.uint32(31)) << np.uint32(form.bits - 1)
+    return xp.where(word == 0, word, word | sign)
+
+
+def _nearest(fraction: Array, low: Array, dropped: Array) -> Array:
+    """`fraction` without its last `dropped` places, rounded to nearest even; `low` is what follows it."""
+    xp = _backend.namespace(fraction, low)
+    one = np.uint32(1)
+    dropped = xp.minimum(
+        dropped, np.uint32(24)
+    )  # a value below a quarter of the last place gives 0
+    exact = (fraction << one) | xp.minimum(low, one)
+    odd = (fraction >> dropped) & one
+    return (exact + ((one << dropped) - one) + odd) >> (dropped + one)
+
+
+def _with_infinities(
+    total: Array,
+    c: Array,
+    a: Array,
+    b: Array,
+    a_infinite: Array,
+    a_negative: Array,
+    b_infinite: Array,
+    b_negative: Array,
+    *,
+    result: Result,
+) -> Array:
     """`total` corrected for infinite operands of one step."""
     xp = _backend.namespace(total)
-    a, _, b, _, a_infinite, a_negative, b_infinite, b_negative = x
-    positive, negative = c == _float32.INFINITY, c == _NEGATIVE_INFINITY
-    invalid = _float32.is_nan(c)
+    above = infinity(result)
+    below = above | np.uint32(FORMATS[result.accumulator_format].sign_code)
+    positive, negative = c == above, c == below
+    invalid = is_nan(c, result)
     for k in range(a.shape[0]):
         infinite = a_infinite[k] | b_infinite[k]
         a_zero, b_zero = (a[k] == 0) & ~a_infinite[k], (b[k] == 0) & ~b_infinite[k]
         invalid = invalid | (infinite & (a_zero | b_zero))
         minus = a_negative[k] ^ b_negative[k]
         positive, negative = positive | (infinite & ~minus), negative | (infinite & minus)
-    result = xp.where(positive, _float32.INFINITY, xp.where(negative, _NEGATIVE_INFINITY, total))
-    return xp.where(invalid | (positive & negative), _float32.NAN, result)
+    total = xp.where(positive, above, xp.where(negative, below, total))
+    return xp.where(invalid | (positive & negative), not_a_number(result), total)

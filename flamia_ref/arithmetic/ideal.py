@@ -12,11 +12,15 @@ import numpy as np
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
 from flamia_ref.arithmetic.fused_sum import Terms
+from flamia_ref.arithmetic.grouped_sum import Scales
+from flamia_ref.arithmetic.instructions import Scaling
+from flamia_ref.formats.scalar import FORMATS, ScalarFormat
 
 _LIMB = 32  # bits of an accumulator limb; limbs are int64, so 2^31 terms fit without a carry
 _LIMB_MASK = (1 << _LIMB) - 1
-_PART = 24  # a product of two 24-bit significands is added in two parts of this width
-_SCALE_RANGE = (-254, 256)  # sum of the exponents of two e8m0 scales
+_PART = (
+    28  # a product of two 24-bit significands and two scales is added in two parts of this width
+)
 _ACCUMULATOR = (-149, 128)  # exponents of the lowest bit of, and just above, a float32
 
 
@@ -30,24 +34,32 @@ def fma_chain(a: Array, b: Array, c: Array) -> Array:
 
 
 def exact_sum(
-    a: Terms, b: Terms, c: Array, product_bits: int, exponents: tuple[int, int], scaled: bool
+    a: Terms,
+    b: Terms,
+    scales: tuple[Scales, Scales] | None,
+    c: Array,
+    elements: tuple[ScalarFormat, ScalarFormat],
+    scaling: Scaling | None,
 ) -> Array:
     """float32 bits of the exact c + sum of a[k] b[k], rounded once to nearest even. NaN operands are the caller's.
 
-    The sum is a fixed-point number wide enough for every product: `exponents` bounds e_a + e_b of nonzero products.
-    An exact zero is +0, unless every term is a negative zero.
+    `scales` are those of both operands, [ceil(K / block), ...]. The sum is a fixed-point number wide enough for every
+    product. An exact zero is +0, unless every term is a negative zero.
     """
     xp = _backend.namespace(a.significand, b.significand, c)
-    low, high = exponents
-    if scaled:
-        low, high = low + _SCALE_RANGE[0], high + _SCALE_RANGE[1]
+    product_bits = sum(element.mantissa_bits for element in elements)
+    low, high = (sum(getattr(x, end) for x in elements) for end in ("emin", "emax"))
+    if scaling is not None:
+        scale = FORMATS[scaling.format]
+        product_bits += 2 * scale.mantissa_bits
+        low, high = low + 2 * scale.emin, high + 2 * scale.emax + 2
     lowest = min(low - product_bits, _ACCUMULATOR[0])
     highest = max(high + 2, _ACCUMULATOR[1]) + _LIMB  # room for the growth of the sum
     limbs = (highest - lowest) // _LIMB + 2
     place = np.arange(limbs, dtype=np.int32).reshape((limbs,) + (1,) * c.ndim)
 
     def add(total: Array, magnitude: Array, exponent: Array, negative: Array) -> Array:
-        """`total` plus +-magnitude * 2^exponent, magnitude uint64 below 2^24."""
+        """`total` plus +-magnitude * 2^exponent, magnitude uint64 below 2^28."""
         position = xp.clip(exponent - np.int32(lowest), 0, (limbs - 2) * _LIMB)
         index = (position // np.int32(_LIMB))[None]
         moved = magnitude << (position % np.int32(_LIMB)).astype(np.uint64)
@@ -66,9 +78,12 @@ def exact_sum(
     def step(carry: tuple[Array, ...], x: tuple[Array, ...]) -> tuple[tuple[Array, ...], None]:
         total, positive, minus, invalid, only_minus_zero = carry
         a_significand, a_exponent, a_negative, a_infinite = x[:4]
-        b_significand, b_exponent, b_negative, b_infinite = x[4:]
+        b_significand, b_exponent, b_negative, b_infinite = x[4:8]
         product = abs(a_significand).astype(np.uint64) * abs(b_significand).astype(np.uint64)
         exponent = a_exponent + b_exponent - np.int32(product_bits)
+        if scales is not None:
+            product = product * (x[8] * x[9]).astype(np.uint64)
+            exponent = exponent + x[10] + x[11]
         negative = a_negative ^ b_negative
         total = add(total, product & np.uint64((1 << _PART) - 1), exponent, negative)
         total = add(total, product >> np.uint64(_PART), exponent + np.int32(_PART), negative)
@@ -98,6 +113,11 @@ def exact_sum(
     for terms in (a, b):
         infinite = xp.zeros_like(terms.negative) if terms.infinite is None else terms.infinite
         operands += [terms.significand, terms.exponent, terms.negative, infinite]
+    if scales is not None and scaling is not None:
+        for part in ("significand", "exponent"):
+            for side in scales:
+                each = xp.repeat(getattr(side, part), scaling.block, axis=0)
+                operands.append(each[: a.significand.shape[0]])
     total, positive, minus, invalid, only_minus_zero = _backend.scan(step, start, operands)
 
     result = _round(total, lowest, xp)

@@ -10,16 +10,34 @@ import numpy as np
 from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref._errors import shown, type_of, unknown_name
-from flamia_ref.arithmetic.instructions import INSTRUCTIONS, Instruction, Summation
+from flamia_ref.arithmetic.catalogue import INSTRUCTIONS
+from flamia_ref.arithmetic.instructions import Instruction, Scaling, Summation
 from flamia_ref.formats import FORMATS, BlockTensor, ScalarFormat
 
 
 class Operand(NamedTuple):
     """One operand of a product, in the form that its instruction takes."""
 
+    name: str
     codes: Array
     element: ScalarFormat
-    scales: Array | None
+    k_axis: int
+    scales: Array | BlockTensor | None
+    """Scale codes as given, or the tensor that has them."""
+    scalings: tuple[Scaling, ...]
+    """What the scales can be, of all that the instruction takes; none where there are no scales."""
+
+
+class Pair(NamedTuple):
+    """Both operands of a product, with scales of one kind or none."""
+
+    a: Array
+    b: Array
+    a_format: str
+    b_format: str
+    a_scales: Array
+    b_scales: Array
+    scaling: Scaling | None
 
 
 def registered(instruction: str | Instruction) -> Instruction:
@@ -46,6 +64,7 @@ def operand(
     given: Any,
     element: str | ScalarFormat | None,
     scales: Any,
+    scale_format: str | ScalarFormat | None,
     rules: Instruction,
     *,
     k_axis: int,
@@ -55,41 +74,80 @@ def operand(
 
     Raises ValueError or TypeError, naming the argument, for what the instruction does not take.
     """
-    codes = given
+    codes, tensor = given, None
     if isinstance(given, BlockTensor):
         if element is not None or scales is not None:
             raise ValueError(
                 f"{name} is a BlockTensor and brings its format and scales; leave out {name}_format and {name}_scales"
             )
-        codes, element = given.codes, given.format.element
+        codes, element, tensor = given.codes, given.format.element, given
     chosen = _element(name, element, rules)
     codes = _checked_codes(name, codes, chosen, axes)
-    if isinstance(given, BlockTensor):
-        scales = _block_scales(name, given, rules, k_axis)
-    elif scales is not None:
-        scales = _checked_scales(name, scales, codes, rules, k_axis)
-    return Operand(codes, chosen, scales)
+    _check_steps(name, codes.shape[k_axis], rules)
+    allowed = _scalings(scale_format, rules, asked=scales is not None)
+    if tensor is not None:
+        return Operand(
+            name,
+            codes,
+            chosen,
+            k_axis,
+            tensor,
+            _tensor_scalings(name, tensor, allowed, k_axis, rules),
+        )
+    if scales is not None:
+        scales = checked_dtype(f"{name}_scales", scales, np.uint8, ", one code a block")
+        optional = rules.summation is not Summation.FUSED or not rules.scalings
+        if optional and scales.ndim == 2 and scales.shape[k_axis] == 0:
+            scales = None
+    if scales is None:
+        return Operand(name, codes, chosen, k_axis, None, ())
+    _check_takes_scales(name, rules)
+    shapes = {scaling: _scale_shape(codes, scaling, k_axis) for scaling in allowed}
+    fitting = tuple(x for x, shape in shapes.items() if shape == tuple(scales.shape))
+    if not fitting:
+        wanted = " or ".join(str(shape) for shape in dict.fromkeys(shapes.values()))
+        raise ValueError(
+            f"{name}_scales has shape {tuple(scales.shape)}; for {name} of {tuple(codes.shape)} it must be {wanted}"
+        )
+    return Operand(name, codes, chosen, k_axis, scales, fitting)
 
 
-def check_pair(left: Operand, right: Operand, rules: Instruction, scale_format: Any) -> None:
-    """Raise ValueError or TypeError where `a` (left) and `b` (right) do not go together."""
+def pair(left: Operand, right: Operand, rules: Instruction) -> Pair:
+    """Both operands with scales of one kind. Raises ValueError where they do not go together."""
     if rules.same_formats and left.element != right.element:
         raise ValueError(
             f"a is {left.element.name} and b {right.element.name}; {rules.name} takes two operands of one format"
         )
-    if scale_format is not None:
-        allowed_names = FORMATS if rules.scale_format is None else (rules.scale_format,)
-        given = _registered_format("scale_format", scale_format, allowed_names).name
-        if given != rules.scale_format:
-            allowed = rules.scale_format or "no scales: leave it out"
-            raise ValueError(f"scale_format is {given}; {rules.name} takes {allowed}")
-    missing = [f"{name}_scales" for name, x in (("a", left), ("b", right)) if x.scales is None]
-    required = rules.scale_format is not None and rules.summation is Summation.FUSED
+    missing = [f"{x.name}_scales" for x in (left, right) if x.scales is None]
+    required = bool(rules.scalings) and rules.summation is Summation.FUSED
     if missing and (required or len(missing) == 1):
         choice = "" if required else ", or none"
         raise ValueError(
-            f"{' and '.join(missing)} missing; {rules.name} takes scales of both operands{choice} (code 127 is 1)"
+            f"{' and '.join(missing)} missing; {rules.name} takes scales of both operands{choice} "
+            f"({_unit_scales(rules)})"
         )
+    scaling = None
+    if left.scales is not None:
+        common = [x for x in left.scalings if x in right.scalings]
+        if not common:
+            kinds = [
+                " or ".join(f"{x.format} a {x.block}" for x in side.scalings)
+                for side in (left, right)
+            ]
+            raise ValueError(
+                f"a has scales of {kinds[0]} elements and b of {kinds[1]}; {rules.name} takes one kind for both"
+            )
+        scaling = max(common, key=lambda scaling: scaling.block)
+    scales = [_scales(side, scaling) for side in (left, right)]
+    return Pair(
+        left.codes,
+        right.codes,
+        left.element.name,
+        right.element.name,
+        scales[0],
+        scales[1],
+        scaling,
+    )
 
 
 def checked_dtype(name: str, x: Any, dtype: Any, note: str = "") -> Array:
@@ -156,55 +214,104 @@ def _checked_codes(name: str, codes: Any, element: ScalarFormat, axes: str) -> A
     return codes
 
 
-def _checked_scales(
-    name: str, scales: Any, codes: Array, rules: Instruction, k_axis: int
-) -> Array | None:
-    """`scales`, or None for those of an instruction that needs none and no blocks."""
-    scales = checked_dtype(f"{name}_scales", scales, np.uint8, ", one code a block")
-    optional = rules.scale_format is None or rules.summation is not Summation.FUSED
-    if optional and scales.ndim == 2 and scales.shape[k_axis] == 0:
-        return None
-    _check_takes_scales(name, rules)
-    blocks = -(-codes.shape[k_axis] // rules.scale_block)
-    shape = (codes.shape[0], blocks) if k_axis == 1 else (blocks, codes.shape[1])
-    return checked_array(f"{name}_scales", scales, shape, np.uint8)
+def _check_steps(name: str, k: int, rules: Instruction) -> None:
+    """Raise ValueError unless K is a whole number of instruction steps."""
+    if rules.terms is None or k % rules.terms == 0:
+        return
+    whole = -(-k // rules.terms) * rules.terms
+    scales = ", and their scales with code 0" if rules.scalings else ""
+    raise ValueError(
+        f"{name} has K of {k}; {rules.name} adds {rules.terms} products a step: "
+        f"pad both operands along K with code 0 to {whole}{scales}"
+    )
+
+
+def _scalings(
+    scale_format: str | ScalarFormat | None, rules: Instruction, *, asked: bool
+) -> tuple[Scaling, ...]:
+    """The scalings of an instruction that have the format given. `asked`: a format is needed."""
+    if scale_format is None:
+        if asked and len(rules.scale_formats) > 1 and rules.summation is Summation.FUSED:
+            raise ValueError(
+                f"scale_format is missing; {rules.name} takes {' or '.join(rules.scale_formats)}"
+            )
+        if asked and rules.scalings:
+            return tuple(x for x in rules.scalings if x.format == rules.scale_formats[0])
+        return rules.scalings
+    given = _registered_format("scale_format", scale_format, rules.scale_formats or FORMATS).name
+    if given not in rules.scale_formats:
+        allowed = " or ".join(rules.scale_formats) or "no scales: leave it out"
+        raise ValueError(f"scale_format is {given}; {rules.name} takes {allowed}")
+    return tuple(x for x in rules.scalings if x.format == given)
+
+
+def _scale_shape(codes: Array, scaling: Scaling, k_axis: int) -> tuple[int, ...]:
+    blocks = -(-codes.shape[k_axis] // scaling.block)
+    return (codes.shape[0], blocks) if k_axis == 1 else (blocks, codes.shape[1])
+
+
+def _unit_scales(rules: Instruction) -> str:
+    codes = {name: f"code {unit} of {name} is 1" for name, unit in (("e8m0", 127), ("ue4m3", 56))}
+    return ", ".join(codes[name] for name in rules.scale_formats)
 
 
 def _check_takes_scales(name: str, rules: Instruction) -> None:
-    if rules.scale_format is None:
+    if not rules.scalings:
         raise ValueError(
             f"{name} has scales and {rules.name} takes none; use an instruction with scales, or encode the values"
         )
 
 
-def _block_scales(name: str, tensor: BlockTensor, rules: Instruction, k_axis: int) -> Array:
-    """The scales of a BlockTensor, one for each row and each of the instruction's blocks along K."""
+def _tensor_scalings(
+    name: str,
+    tensor: BlockTensor,
+    allowed: tuple[Scaling, ...],
+    k_axis: int,
+    rules: Instruction,
+) -> tuple[Scaling, ...]:
+    """The scalings that the blocks of a BlockTensor can be given as."""
     _check_takes_scales(name, rules)
     if tensor.tensor_scale is not None:
         raise ValueError(
             f"{name} has a tensor scale, which no instruction takes; multiply the result by it instead"
         )
-    if tensor.format.scale != FORMATS[str(rules.scale_format)]:
+    of_format = [x for x in allowed if FORMATS[x.format] == tensor.format.scale]
+    if not of_format:
+        takes = " or ".join(dict.fromkeys(x.format for x in allowed))
         raise ValueError(
-            f"{name} has {tensor.format.scale.name} scales; {rules.name} takes {rules.scale_format}"
+            f"{name} has {tensor.format.scale.name} scales; {rules.name} takes {takes}"
         )
     extents, block = tensor.codes.shape, tensor.block
     if min(block) < 1:
         raise ValueError(f"{name} has blocks of {block}; a block has 1 row and 1 column at least")
     held = tuple(-(-extent // size) for extent, size in zip(extents, block, strict=True))
-    scales = checked_array(f"{name}.scales", tensor.scales, held, np.uint8)
+    checked_array(f"{name}.scales", tensor.scales, held, np.uint8)
     along, extent = block[k_axis], extents[k_axis]
-    if along % rules.scale_block and along < extent:
+    fitting = tuple(x for x in of_format if along % x.block == 0 or along >= extent)
+    if not fitting:
+        multiples = " or ".join(str(x.block) for x in of_format)
         raise ValueError(
-            f"{name} has blocks of {along} along K; {rules.name} takes multiples of {rules.scale_block}"
+            f"{name} has blocks of {along} along K; {rules.name} takes multiples of {multiples}"
         )
-    copies = [min(size, whole) for size, whole in zip(block, extents, strict=True)]
-    copies[k_axis] = -(-copies[k_axis] // rules.scale_block)
+    return fitting
+
+
+def _scales(side: Operand, scaling: Scaling | None) -> Array:
+    """The scales of one operand, one for each row and each block of `scaling` along K; empty without scales."""
+    if scaling is None or side.scales is None:
+        rows = side.codes.shape[1 - side.k_axis]
+        return np.zeros((rows, 0) if side.k_axis == 1 else (0, rows), dtype=np.uint8)
+    if not isinstance(side.scales, BlockTensor):
+        return side.scales
+    tensor, k_axis = side.scales, side.k_axis
+    extents = tensor.codes.shape
+    copies = [min(size, whole) for size, whole in zip(tensor.block, extents, strict=True)]
+    copies[k_axis] = -(-copies[k_axis] // scaling.block)
     shape = list(extents)
-    shape[k_axis] = -(-extent // rules.scale_block)
+    shape[k_axis] = -(-extents[k_axis] // scaling.block)
     if copies == [1, 1]:
-        return scales
-    return _repeated(scales, copies=tuple(copies), shape=tuple(shape))
+        return tensor.scales
+    return _repeated(tensor.scales, copies=tuple(copies), shape=tuple(shape))
 
 
 @_backend.jit(static=("copies", "shape"))

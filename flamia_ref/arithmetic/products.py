@@ -7,15 +7,16 @@ sees which lanes depend on which operands without looking into integer arithmeti
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from flamia_ref import _backend, _float32, _primitive
+from flamia_ref import _backend, _primitive
 from flamia_ref._backend import Array
-from flamia_ref.arithmetic import fused_sum, ideal, operands
-from flamia_ref.arithmetic.instructions import INSTRUCTIONS, Instruction, Summation
-from flamia_ref.arithmetic.operands import Operand
+from flamia_ref.arithmetic import fused_sum, grouped_sum, ideal, operands
+from flamia_ref.arithmetic.catalogue import INSTRUCTIONS
+from flamia_ref.arithmetic.instructions import Instruction, Scaling, Summation
+from flamia_ref.arithmetic.operands import Pair
 from flamia_ref.formats import FORMATS, ScalarFormat, decode_bits
 
 
@@ -29,36 +30,39 @@ def _chain(
     instruction: str,
     a_format: str,
     b_format: str,
+    scaling: Scaling | None,
 ) -> Array:
-    rules, a_element, b_element = INSTRUCTIONS[instruction], FORMATS[a_format], FORMATS[b_format]
+    rules, elements = INSTRUCTIONS[instruction], (FORMATS[a_format], FORMATS[b_format])
     if rules.summation is Summation.FMA:
-        return ideal.fma_chain(decode_bits(a, a_element), decode_bits(b, b_element), c)
+        return ideal.fma_chain(decode_bits(a, elements[0]), decode_bits(b, elements[1]), c)
     xp = _backend.namespace(a, b, c)
     if rules.terms is not None:
         a, b = (_padded(x, -x.shape[0] % rules.terms) for x in (a, b))
-    product_bits = a_element.mantissa_bits + b_element.mantissa_bits
-    scaled = a_scales.shape[0] != 0
-    left, right = fused_sum.unpack(a, a_element), fused_sum.unpack(b, b_element)
-    poisoned = _float32.is_nan(c)
+    left, right = (
+        fused_sum.unpack(x, element) for x, element in zip((a, b), elements, strict=True)
+    )
+    poisoned = fused_sum.is_nan(c, rules.result)
     for terms in (left, right):
         if terms.nan is not None:
             poisoned = poisoned | terms.nan.any(axis=0)
-    if scaled:
-        left, right = (
-            fused_sum.scaled(terms, scales, rules.scale_block)
-            for terms, scales in ((left, a_scales), (right, b_scales))
+    scales = None
+    if scaling is not None:
+        blocks = -(-a.shape[0] // scaling.block)
+        scales = tuple(
+            grouped_sum.unpack_scales(_padded(x, blocks - x.shape[0]), FORMATS[scaling.format])
+            for x in (a_scales, b_scales)
         )
-        for scales in (a_scales, b_scales):
-            poisoned = poisoned | (scales == np.uint8(255)).any(axis=0)
+        poisoned = poisoned | scales[0].nan.any(axis=0) | scales[1].nan.any(axis=0)
     if rules.summation is Summation.EXACT:
-        exponents = (
-            a_element.emin + b_element.emin,
-            a_element.emax + b_element.emax,
-        )
-        result = ideal.exact_sum(left, right, c, product_bits, exponents, scaled)
+        result = ideal.exact_sum(left, right, scales, c, elements, scaling)
+    elif scales is None:
+        result = fused_sum.chain(left, right, None, c, rules, elements)
+    elif rules.group == 1:
+        exponents = (scales[0].exponent, scales[1].exponent)
+        result = fused_sum.chain(left, right, exponents, c, rules, elements)
     else:
-        result = fused_sum.chain(left, right, c, rules, product_bits)
-    return xp.where(poisoned, _float32.NAN, result)
+        result = grouped_sum.chain(left, right, *scales, c, rules, elements, cast(Scaling, scaling))
+    return xp.where(poisoned, fused_sum.not_a_number(rules.result), result)
 
 
 chain = _primitive.lane_primitive("fused_sum", _chain)
@@ -78,47 +82,32 @@ def _padded(x: Array, rows: int) -> Array:
 
 
 _NO_GRADIENT = "matmul has no derivative; apply jax.lax.stop_gradient to its c"
-_STATIC = ("instruction", "a_format", "b_format")
+_STATIC = ("instruction", "a_format", "b_format", "scaling")
 
 
 @_backend.jit(static=_STATIC)
 def _matmul(
-    a: Array,
-    b: Array,
-    a_scales: Array,
-    b_scales: Array,
-    c: Array | None,
-    *,
-    instruction: str,
-    a_format: str,
-    b_format: str,
+    a: Array, b: Array, a_scales: Array, b_scales: Array, c: Array | None, **static: Any
 ) -> Array:
     if c is None:
         xp = _backend.namespace(a, b)
-        c = xp.zeros((a.shape[0], b.shape[1]), dtype=np.uint32)
+        rules = INSTRUCTIONS[static["instruction"]]
+        c = xp.zeros((a.shape[0], b.shape[1]), dtype=accumulator_dtype(rules))
     a, a_scales = (x.swapaxes(0, 1)[:, :, None] for x in (a, a_scales))
     b, b_scales = (x[:, None, :] for x in (b, b_scales))
-    return chain(
-        a, b, a_scales, b_scales, c, instruction=instruction, a_format=a_format, b_format=b_format
-    )
+    result = chain(a, b, a_scales, b_scales, c.astype(np.uint32), **static)
+    return result.astype(c.dtype)
 
 
 @_backend.jit(static=_STATIC)
-def _dot(
-    a: Array,
-    b: Array,
-    a_scales: Array,
-    b_scales: Array,
-    c: Array,
-    *,
-    instruction: str,
-    a_format: str,
-    b_format: str,
-) -> Array:
+def _dot(a: Array, b: Array, a_scales: Array, b_scales: Array, c: Array, **static: Any) -> Array:
     a, b, a_scales, b_scales = (x.swapaxes(0, 1) for x in (a, b, a_scales, b_scales))
-    return chain(
-        a, b, a_scales, b_scales, c, instruction=instruction, a_format=a_format, b_format=b_format
-    )
+    return chain(a, b, a_scales, b_scales, c.astype(np.uint32), **static).astype(c.dtype)
+
+
+def accumulator_dtype(instruction: Instruction) -> Any:
+    """The dtype of accumulator bits: uint32, or uint16 for float16."""
+    return FORMATS[instruction.result.accumulator_format].code_dtype
 
 
 def fused_dot(
@@ -158,16 +147,20 @@ def fused_dot(
     Source: the instruction's own.
     """
     rules = operands.registered(instruction)
-    left = operands.operand("a", a, a_format, a_scales, rules, k_axis=1, axes="(n, K)")
-    right = operands.operand("b", b, b_format, b_scales, rules, k_axis=1, axes="(n, K)")
+    left = operands.operand(
+        "a", a, a_format, a_scales, scale_format, rules, k_axis=1, axes="(n, K)"
+    )
+    right = operands.operand(
+        "b", b, b_format, b_scales, scale_format, rules, k_axis=1, axes="(n, K)"
+    )
     if left.codes.shape != right.codes.shape:
         raise ValueError(
             f"a has shape {left.codes.shape} and b {right.codes.shape}; both must be the same (n, K)"
         )
-    operands.check_pair(left, right, rules, scale_format)
-    rows = left.codes.shape[0]
-    c_bits = operands.checked_array("c_bits", c_bits, (rows,), np.uint32)
-    return _run(_dot, left, right, (rows, 0), (rows, 0), "c_bits", c_bits, rules)
+    both = operands.pair(left, right, rules)
+    dtype = accumulator_dtype(rules)
+    c_bits = operands.checked_array("c_bits", c_bits, (left.codes.shape[0],), dtype)
+    return _run(_dot, both, "c_bits", c_bits, rules)
 
 
 def matmul_bits(
@@ -209,17 +202,21 @@ def matmul_bits(
     Source: the instruction's own.
     """
     rules = operands.registered(instruction)
-    left = operands.operand("a", a, a_format, a_scales, rules, k_axis=1, axes="(m, K)")
-    right = operands.operand("b", b, b_format, b_scales, rules, k_axis=0, axes="(K, n)")
+    left = operands.operand(
+        "a", a, a_format, a_scales, scale_format, rules, k_axis=1, axes="(m, K)"
+    )
+    right = operands.operand(
+        "b", b, b_format, b_scales, scale_format, rules, k_axis=0, axes="(K, n)"
+    )
     if left.codes.shape[1] != right.codes.shape[0]:
         raise ValueError(
             f"a has shape {left.codes.shape} and b {right.codes.shape}; they must be (m, K) and (K, n)"
         )
-    operands.check_pair(left, right, rules, scale_format)
-    rows, columns = left.codes.shape[0], right.codes.shape[1]
+    both = operands.pair(left, right, rules)
     if c is not None:
-        c = operands.checked_array("c", c, (rows, columns), np.uint32)
-    return _run(_matmul, left, right, (rows, 0), (0, columns), "c", c, rules)
+        shape = (left.codes.shape[0], right.codes.shape[1])
+        c = operands.checked_array("c", c, shape, accumulator_dtype(rules))
+    return _run(_matmul, both, "c", c, rules)
 
 
 def matmul(
@@ -238,8 +235,9 @@ def matmul(
 
     Differentiating with respect to `c` raises TypeError.
     """
+    dtype = np.dtype(f"f{np.dtype(accumulator_dtype(operands.registered(instruction))).itemsize}")
     if c is not None:
-        c = operands.checked_dtype("c", c, np.float32, "; matmul_bits takes bits")
+        c = operands.checked_dtype("c", c, dtype, "; matmul_bits takes bits")
         c = _backend.bits(_backend.without_gradient(c, _NO_GRADIENT))
     result = matmul_bits(
         a,
@@ -252,32 +250,20 @@ def matmul(
         b_scales=b_scales,
         scale_format=scale_format,
     )
-    return _backend.from_bits(result, np.float32)
+    return _backend.from_bits(result, dtype)
 
 
 def _run(
-    product: Callable[..., Array],
-    left: Operand,
-    right: Operand,
-    no_a_scales: tuple[int, int],
-    no_b_scales: tuple[int, int],
-    c_name: str,
-    c: Array | None,
-    rules: Instruction,
+    product: Callable[..., Array], both: Pair, c_name: str, c: Array | None, rules: Instruction
 ) -> Array:
-    """`product` of checked operands; scales that are not there become arrays of the shapes given."""
-    arrays = {"a": left.codes, "b": right.codes, "a_scales": left.scales, "b_scales": right.scales}
+    """`product` of checked operands."""
+    arrays = {"a": both.a, "b": both.b, "a_scales": both.a_scales, "b_scales": both.b_scales}
     operands.check_devices(arrays | {c_name: c})
-    scales = (
-        np.zeros(empty, dtype=np.uint8) if side.scales is None else side.scales
-        for side, empty in ((left, no_a_scales), (right, no_b_scales))
-    )
     return product(
-        left.codes,
-        right.codes,
-        *scales,
+        *arrays.values(),
         c,
         instruction=rules.name,
-        a_format=left.element.name,
-        b_format=right.element.name,
+        a_format=both.a_format,
+        b_format=both.b_format,
+        scaling=both.scaling,
     )

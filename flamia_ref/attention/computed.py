@@ -95,7 +95,7 @@ def _check_product(recipe: Recipe, name: str, product: Product) -> None:
         scaled = operand.scope is not Scope.UNIT
         element = PRESETS[operand.format].element if scaled and operand.format in PRESETS else None
         element = element or FORMATS[operand.format]
-        if element.name not in rules.operand_formats or (scaled and rules.scale_format is None):
+        if element.name not in rules.operand_formats or (scaled and not rules.scalings):
             raise ValueError(
                 f"recipe {recipe.name!r} has {name}.{side} in {operand.format}, which {rules.name} does not take"
             )

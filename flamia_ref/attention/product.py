@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Literal
 
 from flamia_ref._errors import shown, unknown_name
-from flamia_ref.arithmetic.instructions import INSTRUCTIONS
+from flamia_ref.arithmetic.catalogue import INSTRUCTIONS
 from flamia_ref.attention.data import Data
 from flamia_ref.formats import FORMATS, PRESETS
 

@@ -272,11 +272,11 @@ def _contracted(
 ) -> Array:
     """left [K, tiles, M] times right [K, tiles, N] onto [tiles, M, N]; scales [K / 32, tiles, ...], None for unit."""
     xp = _backend.namespace(left, right)
-    scaled = INSTRUCTIONS[instruction].scale_format is not None
+    scaling = next(iter(INSTRUCTIONS[instruction].scalings), None)  # E8M0, blocks of 32
 
     def with_unit(scales: Array | None) -> Array:
-        if scales is None or not scaled:
-            blocks = -(-left.shape[0] // BLOCK) if scaled else 0
+        if scales is None or scaling is None:
+            blocks = 0 if scaling is None else -(-left.shape[0] // scaling.block)
             return xp.full((blocks, 1, 1), UNIT, dtype=np.uint8)
         return scales
 
@@ -289,4 +289,5 @@ def _contracted(
         instruction=instruction,
         a_format=formats[0],
         b_format=formats[1],
+        scaling=scaling,
     )

@@ -1,0 +1,131 @@
+"""The fused sum of the FP4 kinds, which add groups of products exactly before anything is cut.
+
+For each lane and each step of L products in groups of G:
+
+- The products of a group are added exactly: P, a multiple of 1/4.
+- The group's two block scales multiply to an exact significand s and an exponent e = e_A + e_B; blocks of more than G
+  elements give several groups one scale pair. The term is P s, and its exponent is e alone, whatever P is.
+- Emax is the largest of the exponent floor, e of the groups that have a product that is not zero and no zero scale, and
+  the accumulator's exponent if it is not zero. A group whose products cancel counts.
+- Terms and accumulator are cut toward zero to multiples of 2^(Emax - F), added exactly, and the sum is rounded as in
+  `flamia_ref.arithmetic.fused_sum`, with the same accumulator words and axes.
+
+All of it is exact in float64: |P s| < 2^12, so a step of four groups needs 50 bits at F = 35.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from flamia_ref import _backend
+from flamia_ref._backend import Array
+from flamia_ref.arithmetic import fused_sum
+from flamia_ref.arithmetic.fused_sum import FAR, Terms
+from flamia_ref.arithmetic.instructions import Instruction, Scaling
+from flamia_ref.formats.scalar import FORMATS, ScalarFormat
+
+_LEAST = (
+    -900
+)  # exponents of two below this are not needed: what they multiply is below 2^100 and is cut to 0
+
+
+class Scales(NamedTuple):
+    """Block scales taken apart: value = significand * 2^(exponent - fraction bits)."""
+
+    significand: Array
+    """int32; 1 for E8M0, 0 for a zero."""
+    exponent: Array
+    """int32."""
+    nan: Array
+
+
+def unpack_scales(codes: Array, scale: ScalarFormat) -> Scales:
+    """The integer parts of scale codes. The sign bit that an unsigned format has no use for is ignored."""
+    xp = _backend.namespace(codes)
+    if scale.mantissa_bits == 0:
+        exponent = codes.astype(np.int32) - np.int32(scale.bias)
+        return Scales(xp.ones_like(exponent), exponent, codes == np.uint8(scale.nan_code))
+    code = codes & np.uint8((1 << scale.bits) - 1)
+    field = (code >> np.uint8(scale.mantissa_bits)).astype(np.int32)
+    fraction = (code & np.uint8((1 << scale.mantissa_bits) - 1)).astype(np.int32)
+    significand = xp.where(field == 0, fraction, fraction | np.int32(1 << scale.mantissa_bits))
+    exponent = xp.maximum(field, np.int32(1)) - np.int32(scale.bias)
+    return Scales(significand, exponent, code == np.uint8(scale.nan_code))
+
+
+def chain(
+    a: Terms,
+    b: Terms,
+    a_scales: Scales,
+    b_scales: Scales,
+    c: Array,
+    instruction: Instruction,
+    elements: tuple[ScalarFormat, ScalarFormat],
+    scaling: Scaling,
+) -> Array:
+    """The fused sums of `instruction` chained along K onto the accumulator words `c` [...lanes].
+
+    `a` and `b` are finite, [K, ...lanes] with K a multiple of the instruction's terms; scales are
+    [K / block, ...lanes], and NaN ones are the caller's.
+    """
+    xp = _backend.namespace(a.significand, b.significand, c)
+    length, group = cast(int, instruction.terms), instruction.group
+
+    def by_step(x: Array, unit: int) -> Array:
+        return x.reshape((x.shape[0] * unit // length, length // unit, *x.shape[1:]))
+
+    def by_group(x: Array) -> Array:
+        steps = x.shape[0] // length
+        return x.reshape((steps, length // group, group, *x.shape[1:]))
+
+    place = np.arange(group, dtype=np.int32).reshape((group,) + (1,) * (a.significand.ndim - 1))
+    operands = []
+    for terms, element in zip((a, b), elements, strict=True):
+        # Integers: an element in units of its format's smallest value.
+        places = xp.maximum(terms.exponent - np.int32(element.emin), np.int32(0))
+        grouped = by_group(terms.significand << places)
+        present = (grouped != 0).astype(np.int32) << place
+        operands += [grouped.astype(np.float32), xp.sum(present, axis=2, dtype=np.int32)]
+    for scales in (a_scales, b_scales):
+        operands += [by_step(x, scaling.block) for x in (scales.significand, scales.exponent)]
+    fraction_bits = sum(element.mantissa_bits - element.emin for element in elements)
+    fraction_bits += 2 * FORMATS[scaling.format].mantissa_bits
+
+    def step(carry: Array, x: tuple[Array, ...]) -> tuple[Array, None]:
+        a, a_present, b, b_present, a_scale, a_exponent, b_scale, b_exponent = x
+        sums, exponents = [], []
+        old = fused_sum.unpack_accumulator(carry, instruction.result)
+        top = xp.where(old.significand != 0, old.exponent, np.int32(FAR))
+        top = xp.maximum(top, np.int32(instruction.exponent_floor))
+        for g in range(length // group):
+            block = g * group // scaling.block
+            scale = a_scale[block] * b_scale[block]
+            exponent = a_exponent[block] + b_exponent[block]
+            counts = ((a_present[g] & b_present[g]) != 0) & (scale != 0)
+            top = xp.maximum(top, xp.where(counts, exponent, np.int32(FAR)))
+            products = a[g][0] * b[g][0]  # integers below 2^12 and their sums: exact in float32
+            for k in range(1, group):
+                products = products + a[g][k] * b[g][k]
+            sums.append(products.astype(np.float64) * scale.astype(np.float64))
+            exponents.append(exponent)
+        up = np.int32(instruction.fraction_bits)
+        total = _cut(sums[0], exponents[0] - top + (up - np.int32(fraction_bits)))
+        for term, exponent in zip(sums[1:], exponents[1:], strict=True):
+            total = total + _cut(term, exponent - top + (up - np.int32(fraction_bits)))
+        places = FORMATS[instruction.result.accumulator_format].mantissa_bits
+        magnitude = old.significand.astype(np.float64)
+        signed = xp.where(old.negative, -magnitude, magnitude)
+        total = total + _cut(signed, old.exponent - top + (up - np.int32(places)))
+        result = fused_sum.rounded(total + 0.0, top - up, instruction.result)
+        return xp.where(old.special, carry, result), None
+
+    return _backend.scan(step, c, operands)
+
+
+def _cut(term: Array, exponent: Array) -> Array:
+    """float64 term * 2^exponent cut toward zero to an integer; the product is below 2^53 where it matters."""
+    xp = _backend.namespace(term, exponent)
+    power = (xp.clip(exponent, _LEAST, 1000) + np.int32(1023)).astype(np.uint64) << np.uint64(52)
+    return xp.trunc(term * _backend.from_bits(power, np.float64))
