@@ -1,4 +1,4 @@
-"""The fused sum of a tensor core: integers in, accumulator bits out, one source for numpy and JAX.
+"""The fused sum of a tensor core: codes in, accumulator bits out, one source for numpy and JAX.
 
 For each lane (one element of D) and each step of L products:
 
@@ -11,6 +11,10 @@ For each lane (one element of D) and each step of L products:
   Subnormal results are kept, what reaches 2^128 (65520 for float16) is infinity, zero is always +0.
 - NaN, infinity times zero, or infinities of both signs give a NaN with all other bits set; else an infinite term gives
   that infinity.
+
+A term's cut needs no shifts: the product of two element values is exact as a float, so is its multiple by the power of
+two 2^(F - Emax), and the conversion to an integer cuts toward zero. Products of 8-bit and float16 elements fit float32,
+those of bfloat16 and tf32 float64. The cut terms are below 2^27 and are added as integers.
 
 D of one step is the accumulator of the next. Kinds that cut whole groups of products are in
 `flamia_ref.arithmetic.grouped_sum`. The source and the evidence are with each instruction.
@@ -34,12 +38,14 @@ from flamia_ref.formats.scalar import FORMATS, ScalarFormat
 
 FAR = -4000  # exponent of a zero: below the floor whatever is added to it
 _PARTIAL = 16  # cut products (each below 2^27) whose sum fits an int32
-_NARROW_FAR = -60  # stands for FAR in int8
 _AT_ONCE = 8  # steps whose largest exponents are held at a time
 
 
 class Terms(NamedTuple):
     """An operand taken apart: value = significand * 2^(exponent - fraction bits), specials as flags."""
+
+    value: Array
+    """Exact, 0 for specials: float32 where a product of two such values is an exact float32, else float64."""
 
     significand: Array
     """int32, 0 for zeros and specials."""
@@ -88,7 +94,28 @@ def unpack(codes: Array, element: ScalarFormat) -> Terms:
         magnitude = xp.where(finite, magnitude, np.int32(0))
     exponent = xp.maximum(field.astype(np.int32), np.int32(1)) - np.int32(element.bias)
     exponent = xp.where(magnitude == 0, np.int32(FAR), exponent)
-    return Terms(xp.where(negative, -magnitude, magnitude), exponent, negative, nan, infinite)
+    significand = xp.where(negative, -magnitude, magnitude)
+    value = significand.astype(np.float64) * power_of_two(
+        exponent - element.mantissa_bits, np.float64
+    )
+    if _is_small(element):
+        value = value.astype(np.float32)
+    return Terms(value, significand, exponent, negative, nan, infinite)
+
+
+def _is_small(element: ScalarFormat) -> bool:
+    """Whether exponents fit int8, and products of two such elements a float32 that is not subnormal."""
+    return element.emin >= -16 and element.emax <= 16
+
+
+def power_of_two(exponent: Array, dtype: type) -> Array:
+    """2^exponent in float32 or float64 for int32 exponents, those out of range made the nearest normal one."""
+    xp = _backend.namespace(exponent)
+    if dtype is np.float32:
+        field = xp.clip(exponent + np.int32(127), 1, 254).astype(np.uint32)
+        return _backend.from_bits(field << np.uint32(23), np.float32)
+    field = xp.clip(exponent + np.int32(1023), 1, 2046).astype(np.uint64)
+    return _backend.from_bits(field << np.uint64(52), np.float64)
 
 
 def unpack_accumulator(c: Array, result: Result) -> Accumulator:
@@ -124,20 +151,21 @@ def chain(
     scale: tuple[Array, Array] | None,
     c: Array,
     instruction: Instruction,
-    elements: tuple[ScalarFormat, ScalarFormat],
 ) -> Array:
     """The fused sums of `instruction` chained along K onto the accumulator words `c` [...lanes].
 
-    `a` and `b` are [K, ...lanes] of formats `elements`, with K a multiple of the instruction's terms; `scale` has the
-    int32 exponents of their block scales, [K / terms, ...lanes] each. NaN operands are the caller's.
+    `a` and `b` are [K, ...lanes] with K a multiple of the instruction's terms; `scale` has the int32 exponents of their
+    block scales, [K / terms, ...lanes] each. NaN operands are the caller's.
     """
     length = cast(int, instruction.terms)  # every fused instruction has it
-    xp = _backend.namespace(a.significand, b.significand, c)
+    xp = _backend.namespace(a.value, b.value, c)
 
     def by_step(x: Array) -> Array:
         return x.reshape((x.shape[0] // length, length, *x.shape[1:]))
 
-    operands = [by_step(x) for x in (a.significand, a.exponent, b.significand, b.exponent)]
+    dtype = np.promote_types(a.value.dtype, b.value.dtype)
+    operands = [by_step(side.value.astype(dtype)) for side in (a, b)]
+    operands += [by_step(_narrowed(side.exponent, dtype)) for side in (a, b)]
     operands += scale or ()
     with_infinities = a.infinite is not None or b.infinite is not None
     if with_infinities:
@@ -145,67 +173,52 @@ def chain(
             infinite = xp.zeros_like(terms.negative) if terms.infinite is None else terms.infinite
             operands += [by_step(infinite), by_step(terms.negative)]
 
-    def some_steps(carry: Array, x: tuple[Array, ...]) -> tuple[Array, None]:
-        # The largest exponents come first, in a loop of their own: there they take narrow integers.
-        largest = _largest(x[1], x[3], elements)
-        return _backend.scan(step, carry, (largest, *x)), None
-
     def step(carry: Array, x: tuple[Array, ...]) -> tuple[Array, None]:
-        largest, sides, rest = _widened(x[0]), x[1:5], x[5:]
+        (a, b, a_exponent, b_exponent), rest = x[:4], x[4:]
+        largest = _largest(a_exponent, b_exponent)
         shift = None
         if scale is not None:
             shift, rest = rest[0] + rest[1], rest[2:]
-        total = _fused_sum(largest, *sides, shift, carry, instruction, elements)
+        total = _fused_sum(largest, a, b, shift, carry, instruction)
         if with_infinities:
             total = _backend.cond(
                 rest[0].any() | rest[2].any(),
                 functools.partial(_with_infinities, result=instruction.result),
                 lambda total, *_: total,
-                *(total, carry, sides[0], sides[2], *rest),
+                *(total, carry, a, b, *rest),
             )
         return total, None
 
-    steps = operands[0].shape[0]
-    whole = steps // _AT_ONCE * _AT_ONCE
-    if whole:
-        parts = [x[:whole].reshape((whole // _AT_ONCE, _AT_ONCE, *x.shape[1:])) for x in operands]
-        c = _backend.scan(some_steps, c, parts)
-    if whole < steps:
-        c, _ = some_steps(c, tuple(x[whole:] for x in operands))
-    return c
+    return _backend.scan(step, c, operands)
 
 
-def _largest(a: Array, b: Array, elements: tuple[ScalarFormat, ScalarFormat]) -> Array:
-    """The largest sum of two exponents over the second axis, in the narrowest integers that hold it."""
+def _narrowed(exponent: Array, dtype: type) -> Array:
+    """Exponents in the narrowest integers that hold the sum of two; what stands for zeros is -60 in int8."""
+    xp = _backend.namespace(exponent)
+    if dtype == np.float32:
+        return xp.maximum(exponent, np.int32(-60)).astype(np.int8)
+    return exponent.astype(np.int16)
+
+
+def _largest(a: Array, b: Array) -> Array:
+    """The largest sum of two exponents over the first axis: int32, FAR where no product is other than 0."""
     xp = _backend.namespace(a, b)
-    narrow = all(element.emin >= -16 and element.emax <= 16 for element in elements)
-    kind, far = (np.int8, _NARROW_FAR) if narrow else (np.int16, FAR)
-    a, b = (xp.maximum(x, np.int32(far)).astype(kind) for x in (a, b))
-    largest = a[:, 0] + b[:, 0]
-    for k in range(1, a.shape[1]):
-        largest = xp.maximum(largest, a[:, k] + b[:, k])
-    return largest
-
-
-def _widened(largest: Array) -> Array:
-    """What `_largest` gives as int32, FAR where there is no product."""
-    xp = _backend.namespace(largest)
-    far = _NARROW_FAR + 16 if largest.dtype == np.int8 else FAR + 128
-    return xp.where(largest <= far, np.int32(FAR), largest.astype(np.int32))
+    largest = a[0] + b[0]
+    for k in range(1, a.shape[0]):
+        largest = xp.maximum(largest, a[k] + b[k])
+    least = -44 if a.dtype == np.int8 else FAR + 128
+    return xp.where(largest <= least, np.int32(FAR), largest.astype(np.int32))
 
 
 def _fused_sum(
     largest: Array,
     a: Array,
-    a_exponent: Array,
     b: Array,
-    b_exponent: Array,
     shift: Array | None,
     c: Array,
     instruction: Instruction,
-    elements: tuple[ScalarFormat, ScalarFormat],
 ) -> Array:
-    """One step on finite products: [L, ...] int32 operands, accumulator words. An infinite or NaN `c` stays.
+    """One step on finite values [L, ...] and accumulator words. An infinite or NaN `c` stays.
 
     `largest` is the largest exponent of a product without its scales, whose exponents `shift` has.
     """
@@ -215,17 +228,14 @@ def _fused_sum(
     top = xp.maximum(scaled, np.int32(instruction.exponent_floor))
     top = xp.maximum(top, xp.where(old.significand != 0, old.exponent, np.int32(FAR)))
 
-    product_bits = sum(element.mantissa_bits for element in elements)
-    up = np.uint32(instruction.fraction_bits - product_bits)
-    a_magnitude, a_sign = abs(a).astype(np.uint32) << up, a >> np.int32(31)
-    b_magnitude, b_sign = abs(b).astype(np.uint32), b >> np.int32(31)
+    # Out of range only where all products are 0 or all are cut to 0: the nearest power in range does the same.
     unscaled = top if shift is None else top - shift
+    unit = power_of_two(np.int32(instruction.fraction_bits) - unscaled, a.dtype.type)
     sums = []
     for first in range(0, a.shape[0], _PARTIAL):
         partial: Array = None
         for k in range(first, min(first + _PARTIAL, a.shape[0])):
-            distance = (unscaled - b_exponent[k]) - a_exponent[k]
-            term = _cut(a_magnitude[k] * b_magnitude[k], distance, a_sign[k] ^ b_sign[k])
+            term = (a[k] * b[k] * unit).astype(np.int32)
             partial = term if partial is None else partial + term
         sums.append(partial)
     sums.append(_cut_accumulator(old, top, instruction))
@@ -234,25 +244,17 @@ def _fused_sum(
     return xp.where(old.special, c, result)
 
 
-def _cut(magnitude: Array, distance: Array, sign: Array) -> Array:
-    """The int32 term of a uint32 magnitude cut by `distance` places, toward zero; `sign` is 0 or -1."""
-    # Shifts of 32 places and more give 0. Only a zero can be nearer than 0: large, unsigned.
-    cut = shifted_right(magnitude, _backend.reinterpret(distance, np.uint32))
-    return (_backend.reinterpret(cut, np.int32) ^ sign) - sign
-
-
-def shifted_right(x: Array, places: Array) -> Array:
-    """uint32 `x` >> `places`, 0 from 32 places on, as numpy and XLA both define it."""
-    return x >> places
-
-
 def _cut_accumulator(old: Accumulator, top: Array, instruction: Instruction) -> Array:
     """The accumulator's int32 term in units of 2^(top - F)."""
+    xp = _backend.namespace(top)
     places = FORMATS[instruction.result.accumulator_format].mantissa_bits
     up = instruction.fraction_bits - places
     magnitude = old.significand
     magnitude = magnitude << np.uint32(up) if up >= 0 else magnitude >> np.uint32(-up)
-    return _cut(magnitude, top - old.exponent, -old.negative.astype(np.int32))
+    # Shifts of 32 places and more give 0. Only a zero can be nearer than 0: large, unsigned.
+    distance = _backend.reinterpret(top - old.exponent, np.uint32)
+    cut = _backend.reinterpret(magnitude >> distance, np.int32)
+    return xp.where(old.negative, -cut, cut)
 
 
 def rounded(total: Array, exponent: Array, result: Result) -> Array:

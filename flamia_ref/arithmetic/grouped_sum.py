@@ -62,7 +62,6 @@ def chain(
     b_scales: Scales,
     c: Array,
     instruction: Instruction,
-    elements: tuple[ScalarFormat, ScalarFormat],
     scaling: Scaling,
 ) -> Array:
     """The fused sums of `instruction` chained along K onto the accumulator words `c` [...lanes].
@@ -82,16 +81,13 @@ def chain(
 
     place = np.arange(group, dtype=np.int32).reshape((group,) + (1,) * (a.significand.ndim - 1))
     operands = []
-    for terms, element in zip((a, b), elements, strict=True):
-        # Integers: an element in units of its format's smallest value.
-        places = xp.maximum(terms.exponent - np.int32(element.emin), np.int32(0))
-        grouped = by_group(terms.significand << places)
-        present = (grouped != 0).astype(np.int32) << place
-        operands += [grouped.astype(np.float32), xp.sum(present, axis=2, dtype=np.int32)]
+    for terms in (a, b):
+        values = by_group(terms.value)
+        present = (values != 0).astype(np.int32) << place
+        operands += [values, xp.sum(present, axis=2, dtype=np.int32)]
     for scales in (a_scales, b_scales):
         operands += [by_step(x, scaling.block) for x in (scales.significand, scales.exponent)]
-    fraction_bits = sum(element.mantissa_bits - element.emin for element in elements)
-    fraction_bits += 2 * FORMATS[scaling.format].mantissa_bits
+    fraction_bits = 2 * FORMATS[scaling.format].mantissa_bits
 
     def step(carry: Array, x: tuple[Array, ...]) -> tuple[Array, None]:
         a, a_present, b, b_present, a_scale, a_exponent, b_scale, b_exponent = x
@@ -105,7 +101,9 @@ def chain(
             exponent = a_exponent[block] + b_exponent[block]
             counts = ((a_present[g] & b_present[g]) != 0) & (scale != 0)
             top = xp.maximum(top, xp.where(counts, exponent, np.int32(FAR)))
-            products = a[g][0] * b[g][0]  # integers below 2^12 and their sums: exact in float32
+            products = (
+                a[g][0] * b[g][0]
+            )  # multiples of 1/4 below 2^6, and their sums: exact in float32
             for k in range(1, group):
                 products = products + a[g][k] * b[g][k]
             sums.append(products.astype(np.float64) * scale.astype(np.float64))
@@ -127,5 +125,4 @@ def chain(
 def _cut(term: Array, exponent: Array) -> Array:
     """float64 term * 2^exponent cut toward zero to an integer; the product is below 2^53 where it matters."""
     xp = _backend.namespace(term, exponent)
-    power = (xp.clip(exponent, _LEAST, 1000) + np.int32(1023)).astype(np.uint64) << np.uint64(52)
-    return xp.trunc(term * _backend.from_bits(power, np.float64))
+    return xp.trunc(term * fused_sum.power_of_two(exponent, np.float64))

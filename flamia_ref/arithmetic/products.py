@@ -56,12 +56,12 @@ def _chain(
     if rules.summation is Summation.EXACT:
         result = ideal.exact_sum(left, right, scales, c, elements, scaling)
     elif scales is None:
-        result = fused_sum.chain(left, right, None, c, rules, elements)
+        result = fused_sum.chain(left, right, None, c, rules)
     elif rules.group == 1:
         exponents = (scales[0].exponent, scales[1].exponent)
-        result = fused_sum.chain(left, right, exponents, c, rules, elements)
+        result = fused_sum.chain(left, right, exponents, c, rules)
     else:
-        result = grouped_sum.chain(left, right, *scales, c, rules, elements, cast(Scaling, scaling))
+        result = grouped_sum.chain(left, right, *scales, c, rules, cast(Scaling, scaling))
     return xp.where(poisoned, fused_sum.not_a_number(rules.result), result)
 
 
