@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -13,28 +14,73 @@ from flamia_ref._backend import Array, namespace, uses_jax
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _matrix_by_matrix(function: Callable[..., Array], *operands: Array) -> Array:
-    """`function` on the last two lane axes, one after another over the axes before them.
+_TILE = 128  # rows and columns of lanes that a CPU works on at a time: they fit its cache
+
+
+def _tile_by_tile(function: Callable[..., Array], *operands: Array) -> Array:
+    """`function` on tiles of the last two lane axes, one after another, several small matrices at a time.
 
     A CPU works several times faster on lanes that fit its cache, in numpy and in XLA.
     """
     *others, lanes = operands
     shape = lanes.shape
-    if len(shape) <= 2:
+    if len(shape) < 2 or 0 in shape or (len(shape) == 2 and max(shape) <= _TILE):
         return function(*operands)
-    xp = namespace(*operands)
-    count = int(np.prod(shape[:-2], dtype=np.int64))
-    rows = []
-    for x in others:
-        wide = xp.broadcast_to(x, (x.shape[0], *shape[:-2], *x.shape[-2:]))
-        rows.append(xp.moveaxis(wide.reshape(x.shape[0], count, *x.shape[-2:]), 1, 0))
-    rows.append(lanes.reshape(count, *shape[-2:]))
+    whole = (int(np.prod(shape[:-2], dtype=np.int64)), *shape[-2:])
+    at_once = max(1, _TILE * _TILE // (whole[1] * whole[2]))
+    axes = [_tiles(size, most) for size, most in zip(whole, (at_once, _TILE, _TILE), strict=True)]
+    starts = np.array(list(itertools.product(*(starts for starts, _ in axes))), dtype=np.int32)
+    sizes = tuple(size for _, size in axes)
+    laid_out = [_as_matrices(x, shape) for x in (*others, lanes[None])]
     if not uses_jax(operands):
-        results = [function(*(x[at] for x in rows)) for at in range(count)]
-        return np.array(results, dtype=np.uint32).reshape(shape)
+        result = np.empty(whole, dtype=np.uint32)
+        for start in starts:
+            place = tuple(slice(at, at + size) for at, size in zip(start, sizes, strict=True))
+            parts = [
+                x[
+                    :,
+                    *(
+                        here if extent > 1 else slice(None)
+                        for here, extent in zip(place, x.shape[1:], strict=True)
+                    ),
+                ]
+                for x in laid_out
+            ]
+            result[place] = function(*parts[:-1], parts[-1][0])
+        return result.reshape(shape)
     import jax
 
-    return jax.lax.map(lambda each: function(*each), tuple(rows)).reshape(shape)
+    zero = np.int32(0)
+
+    def tile(result: Array, start: Array) -> tuple[Array, None]:
+        parts = []
+        for x in laid_out:
+            begin = [
+                at if extent > 1 else zero for at, extent in zip(start, x.shape[1:], strict=True)
+            ]
+            extents = [min(size, extent) for size, extent in zip(sizes, x.shape[1:], strict=True)]
+            parts.append(jax.lax.dynamic_slice(x, (zero, *begin), (x.shape[0], *extents)))
+        done = function(*parts[:-1], parts[-1][0])
+        return jax.lax.dynamic_update_slice(result, done, tuple(start)), None
+
+    result = jax.numpy.zeros(whole, dtype=np.uint32)
+    return jax.lax.scan(tile, result, starts)[0].reshape(shape)
+
+
+def _tiles(extent: int, most: int) -> tuple[list[int], int]:
+    """Where tiles begin that cover `extent`, and their size, at most `most`. The last one may overlap another."""
+    count = -(-extent // most)
+    size = -(-extent // count)
+    return [min(index * size, extent - size) for index in range(count)], size
+
+
+def _as_matrices(x: Array, shape: tuple[int, ...]) -> Array:
+    """An operand with all axes between its first and its last two made one, of extent 1 where `x` is the same along."""
+    between, wanted = x.shape[1:-2], shape[:-2]
+    if any(extent != 1 for extent in between) and between != wanted:
+        x = namespace(x).broadcast_to(x, (x.shape[0], *wanted, *x.shape[-2:]))
+    count = int(np.prod(x.shape[1:-2], dtype=np.int64))
+    return x.reshape((x.shape[0], count, *x.shape[-2:]))
 
 
 def lane_primitive(name: str, function: Function) -> Function:
@@ -57,7 +103,7 @@ def lane_primitive(name: str, function: Function) -> Function:
 
         def on_cpu(*operands: Any, **static: Any) -> Any:
             with jax.enable_x64(True):
-                return _matrix_by_matrix(functools.partial(function, **static), *operands)
+                return _tile_by_tile(functools.partial(function, **static), *operands)
 
         def batched(operands: Sequence[Any], axes: Sequence[Any], **static: Any) -> tuple[Any, int]:
             size = next(
@@ -86,7 +132,7 @@ def lane_primitive(name: str, function: Function) -> Function:
     @functools.wraps(function)
     def call(*operands: Any, **static: Any) -> Any:
         if not uses_jax(operands):
-            return _matrix_by_matrix(functools.partial(function, **static), *operands)
+            return _tile_by_tile(functools.partial(function, **static), *operands)
         jnp = namespace(*operands)
         return primitive().bind(*(jnp.asarray(x) for x in operands), **static)
 
