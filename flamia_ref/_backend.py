@@ -196,12 +196,54 @@ def gather(x: Array, index: Array, axis: int = 0) -> Array:
     return np.take(x, index, axis=axis)
 
 
+def exact_contraction(a: Array, b: Array) -> Array:
+    """The sum over the first axis of a * b, for floats whose every partial sum is exact, so that no order matters.
+
+    A matrix product where the other axes are those of one, [K, ..., m, 1] and [K, ..., 1, n], and a CPU computes.
+    """
+    if a.ndim < 3 or a.shape[-1] != 1 or b.shape[-2] != 1 or a.shape[1:-2] != b.shape[1:-2]:
+        return _sum_of_products(a, b)
+    if not uses_jax(a, b):
+        return _matrix_product(a, b)
+    import jax
+
+    return _matrix_product(a, b)
+
+
+def _sum_of_products(a: Array, b: Array) -> Array:
+    total = a[0] * b[0]
+    for k in range(1, a.shape[0]):
+        total = total + a[k] * b[k]
+    return total
+
+
+def _matrix_product(a: Array, b: Array) -> Array:
+    xp = namespace(a, b)
+    left, right = xp.moveaxis(a[..., 0], 0, -1), xp.moveaxis(b[..., 0, :], 0, -2)
+    if xp is np:
+        return left @ right
+    return xp.matmul(left, right, precision="highest")
+
+
+def apart(x: Any) -> Any:
+    """`x`, arrays that XLA shall compute in loops of their own, before those that use them; nothing in numpy.
+
+    One loop over arrays of several widths runs at the pace of the widest, and one that slices by a computed index may
+    not be vectorised at all.
+    """
+    if not uses_jax(x):
+        return x
+    import jax
+
+    return jax.lax.optimization_barrier(x)
+
+
 def scan(step: Callable[[Any, Any], tuple[Any, Any]], state: Any, xs: Sequence[Array]) -> Any:
     """The state carried over the leading axis of all `xs`: a Python loop in numpy, `jax.lax.scan` in JAX."""
     if uses_jax(state, xs):
         import jax
 
-        return jax.lax.scan(step, state, tuple(xs))[0]
+        return jax.lax.scan(lambda state, x: step(state, apart(x)), state, tuple(xs))[0]
     for index in range(len(xs[0])):
         state, _ = step(state, tuple(x[index] for x in xs))
     return state

@@ -32,6 +32,13 @@ def _tile_by_tile(function: Callable[..., Array], *operands: Array) -> Array:
     starts = np.array(list(itertools.product(*(starts for starts, _ in axes))), dtype=np.int32)
     sizes = tuple(size for _, size in axes)
     laid_out = [_as_matrices(x, shape) for x in (*others, lanes[None])]
+
+    def on_parts(parts: list[Array]) -> Array:
+        if sizes[0] > 1:
+            return function(*parts[:-1], parts[-1][0])
+        # Fewer axes make faster code.
+        return function(*(x[:, 0] for x in parts[:-1]), parts[-1][0, 0])[None]
+
     if not uses_jax(operands):
         result = np.empty(whole, dtype=np.uint32)
         for start in starts:
@@ -46,7 +53,7 @@ def _tile_by_tile(function: Callable[..., Array], *operands: Array) -> Array:
                 ]
                 for x in laid_out
             ]
-            result[place] = function(*parts[:-1], parts[-1][0])
+            result[place] = on_parts(parts)
         return result.reshape(shape)
     import jax
 
@@ -60,8 +67,7 @@ def _tile_by_tile(function: Callable[..., Array], *operands: Array) -> Array:
             ]
             extents = [min(size, extent) for size, extent in zip(sizes, x.shape[1:], strict=True)]
             parts.append(jax.lax.dynamic_slice(x, (zero, *begin), (x.shape[0], *extents)))
-        done = function(*parts[:-1], parts[-1][0])
-        return jax.lax.dynamic_update_slice(result, done, tuple(start)), None
+        return jax.lax.dynamic_update_slice(result, on_parts(parts), tuple(start)), None
 
     result = jax.numpy.zeros(whole, dtype=np.uint32)
     return jax.lax.scan(tile, result, starts)[0].reshape(shape)

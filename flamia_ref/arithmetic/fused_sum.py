@@ -98,12 +98,12 @@ def unpack(codes: Array, element: ScalarFormat) -> Terms:
     value = significand.astype(np.float64) * power_of_two(
         exponent - element.mantissa_bits, np.float64
     )
-    if _is_small(element):
+    if is_small(element):
         value = value.astype(np.float32)
     return Terms(value, significand, exponent, negative, nan, infinite)
 
 
-def _is_small(element: ScalarFormat) -> bool:
+def is_small(element: ScalarFormat) -> bool:
     """Whether exponents fit int8, and products of two such elements a float32 that is not subnormal."""
     return element.emin >= -16 and element.emax <= 16
 

@@ -10,11 +10,14 @@ For each lane and each step of L products in groups of G:
 - Terms and accumulator are cut toward zero to multiples of 2^(Emax - F), added exactly, and the sum is rounded as in
   `flamia_ref.arithmetic.fused_sum`, with the same accumulator words and axes.
 
-All of it is exact in float64: |P s| < 2^12, so a step of four groups needs 50 bits at F = 35.
+A term has at most 24 significant bits, before it is cut and after: it is exact in float32, and so is its multiple by
+2^(F - Emax). The sum of four terms and the accumulator has 50 bits and is exact in float64.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -79,50 +82,49 @@ def chain(
         steps = x.shape[0] // length
         return x.reshape((steps, length // group, group, *x.shape[1:]))
 
-    place = np.arange(group, dtype=np.int32).reshape((group,) + (1,) * (a.significand.ndim - 1))
     operands = []
     for terms in (a, b):
         values = by_group(terms.value)
-        present = (values != 0).astype(np.int32) << place
-        operands += [values, xp.sum(present, axis=2, dtype=np.int32)]
+        present = (values != 0).astype(np.int32)
+        places = [present[:, :, k] << np.int32(k) for k in range(group)]
+        operands += [values, functools.reduce(operator.or_, places)]
+    small = fused_sum.is_small(FORMATS[scaling.format])
     for scales in (a_scales, b_scales):
-        operands += [by_step(x, scaling.block) for x in (scales.significand, scales.exponent)]
-    fraction_bits = 2 * FORMATS[scaling.format].mantissa_bits
+        exponent = xp.where(scales.significand == 0, np.int32(FAR), scales.exponent)
+        operands.append(by_step(exponent, scaling.block))
+        if small:
+            places_below = np.int32(FORMATS[scaling.format].mantissa_bits)
+            value = scales.significand.astype(np.float32)
+            value = value * fused_sum.power_of_two(scales.exponent - places_below, np.float32)
+            operands.append(by_step(value, scaling.block))
 
     def step(carry: Array, x: tuple[Array, ...]) -> tuple[Array, None]:
-        a, a_present, b, b_present, a_scale, a_exponent, b_scale, b_exponent = x
-        sums, exponents = [], []
+        a, a_present, b, b_present = x[:4]
+        a_exponent, b_exponent = x[4], x[6] if small else x[5]
         old = fused_sum.unpack_accumulator(carry, instruction.result)
         top = xp.where(old.significand != 0, old.exponent, np.int32(FAR))
         top = xp.maximum(top, np.int32(instruction.exponent_floor))
-        for g in range(length // group):
-            block = g * group // scaling.block
-            scale = a_scale[block] * b_scale[block]
-            exponent = a_exponent[block] + b_exponent[block]
-            counts = ((a_present[g] & b_present[g]) != 0) & (scale != 0)
+        blocks = [g * group // scaling.block for g in range(length // group)]
+        exponents = [a_exponent[block] + b_exponent[block] for block in blocks]
+        for g, exponent in enumerate(exponents):
+            counts = (a_present[g] & b_present[g]) != 0
             top = xp.maximum(top, xp.where(counts, exponent, np.int32(FAR)))
-            products = (
-                a[g][0] * b[g][0]
-            )  # multiples of 1/4 below 2^6, and their sums: exact in float32
-            for k in range(1, group):
-                products = products + a[g][k] * b[g][k]
-            sums.append(products.astype(np.float64) * scale.astype(np.float64))
-            exponents.append(exponent)
-        up = np.int32(instruction.fraction_bits)
-        total = _cut(sums[0], exponents[0] - top + (up - np.int32(fraction_bits)))
-        for term, exponent in zip(sums[1:], exponents[1:], strict=True):
-            total = total + _cut(term, exponent - top + (up - np.int32(fraction_bits)))
+        down = top - np.int32(instruction.fraction_bits)
+        unit = fused_sum.power_of_two(-down, np.float32)
+        terms = []
+        for g, (exponent, block) in enumerate(zip(exponents, blocks, strict=True)):
+            products = _backend.exact_contraction(a[g], b[g])  # multiples of 1/4 below 2^10
+            if small:
+                term = products * (x[5][block] * x[7][block]) * unit
+            else:
+                term = products * fused_sum.power_of_two(exponent - down, np.float32)
+            terms.append(xp.trunc(term))
         places = FORMATS[instruction.result.accumulator_format].mantissa_bits
-        magnitude = old.significand.astype(np.float64)
-        signed = xp.where(old.negative, -magnitude, magnitude)
-        total = total + _cut(signed, old.exponent - top + (up - np.int32(places)))
-        result = fused_sum.rounded(total + 0.0, top - up, instruction.result)
+        power = fused_sum.power_of_two(old.exponent - down - np.int32(places), np.float32)
+        cut = xp.trunc(old.significand.astype(np.float32) * power)
+        terms.append(xp.where(old.negative, -cut, cut))
+        total = sum(term.astype(np.float64) for term in terms)
+        result = fused_sum.rounded(total, down, instruction.result)
         return xp.where(old.special, carry, result), None
 
     return _backend.scan(step, c, operands)
-
-
-def _cut(term: Array, exponent: Array) -> Array:
-    """float64 term * 2^exponent cut toward zero to an integer; the product is below 2^53 where it matters."""
-    xp = _backend.namespace(term, exponent)
-    return xp.trunc(term * fused_sum.power_of_two(exponent, np.float64))
