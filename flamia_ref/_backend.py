@@ -13,6 +13,7 @@ nowhere else:
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -199,22 +200,15 @@ def gather(x: Array, index: Array, axis: int = 0) -> Array:
 def exact_contraction(a: Array, b: Array) -> Array:
     """The sum over the first axis of a * b, for floats whose every partial sum is exact, so that no order matters.
 
-    A matrix product where the other axes are those of one, [K, ..., m, 1] and [K, ..., 1, n], and a CPU computes.
+    It is one matrix product where the other axes are those of one, [K, ..., m, 1] and [K, ..., 1, n].
     """
     if a.ndim < 3 or a.shape[-1] != 1 or b.shape[-2] != 1 or a.shape[1:-2] != b.shape[1:-2]:
         return _sum_of_products(a, b)
-    if not uses_jax(a, b):
-        return _matrix_product(a, b)
-    import jax
-
     return _matrix_product(a, b)
 
 
 def _sum_of_products(a: Array, b: Array) -> Array:
-    total = a[0] * b[0]
-    for k in range(1, a.shape[0]):
-        total = total + a[k] * b[k]
-    return total
+    return functools.reduce(operator.add, (a[k] * b[k] for k in range(a.shape[0])))
 
 
 def _matrix_product(a: Array, b: Array) -> Array:
@@ -235,7 +229,8 @@ def apart(x: Any) -> Any:
         return x
     import jax
 
-    return jax.lax.optimization_barrier(x)
+    barrier: Callable[[Any], Any] = cast(Any, jax.lax).optimization_barrier
+    return barrier(x)
 
 
 def scan(step: Callable[[Any, Any], tuple[Any, Any]], state: Any, xs: Sequence[Array]) -> Any:

@@ -69,8 +69,8 @@ def _tile_by_tile(function: Callable[..., Array], *operands: Array) -> Array:
             parts.append(jax.lax.dynamic_slice(x, (zero, *begin), (x.shape[0], *extents)))
         return jax.lax.dynamic_update_slice(result, on_parts(parts), tuple(start)), None
 
-    result = jax.numpy.zeros(whole, dtype=np.uint32)
-    return jax.lax.scan(tile, result, starts)[0].reshape(shape)
+    empty = jax.numpy.zeros(whole, dtype=np.uint32)
+    return jax.lax.scan(tile, empty, starts)[0].reshape(shape)
 
 
 def _tiles(extent: int, most: int) -> tuple[list[int], int]:

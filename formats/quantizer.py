@@ -1,5 +1,6 @@
 """Blocks with shared scales: `quantize`, `dequantize` and `BlockTensor`."""
 
+import dataclasses
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,17 @@ class BlockTensor:
         object.__setattr__(self, "block", (rows, columns))
         _backend.register_value_type(
             BlockTensor, data=("codes", "scales", "tensor_scale"), meta=("format", "block")
+        )
+
+
+    @property
+    def T(self) -> "BlockTensor":  # noqa: N802  the name that arrays have
+        """The transposed tensor: the same codes and scales, seen along the other axis. Views in numpy."""
+        return dataclasses.replace(
+            self,
+            codes=self.codes.swapaxes(-1, -2),
+            scales=self.scales.swapaxes(-1, -2),
+            block=self.block[::-1],
         )
 
 

@@ -27,7 +27,7 @@ float16 one is in the low half.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -192,7 +192,7 @@ def chain(
     return _backend.scan(step, c, operands)
 
 
-def _narrowed(exponent: Array, dtype: type) -> Array:
+def _narrowed(exponent: Array, dtype: np.dtype[Any]) -> Array:
     """Exponents in the narrowest integers that hold the sum of two; what stands for zeros is -60 in int8."""
     xp = _backend.namespace(exponent)
     if dtype == np.float32:

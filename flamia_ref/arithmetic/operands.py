@@ -11,7 +11,8 @@ from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref._errors import shown, type_of, unknown_name
 from flamia_ref.arithmetic.catalogue import INSTRUCTIONS
-from flamia_ref.arithmetic.instructions import Instruction, Scaling, Summation
+from flamia_ref.arithmetic.instructions import Instruction, Result, Scaling, Summation
+from flamia_ref.arithmetic.order import Order
 from flamia_ref.formats import FORMATS, BlockTensor, ScalarFormat
 
 
@@ -148,6 +149,26 @@ def pair(left: Operand, right: Operand, rules: Instruction) -> Pair:
         scales[1],
         scaling,
     )
+
+
+def check_order(order: Any, k: int, rules: Instruction) -> None:
+    """Raise TypeError or ValueError for an order that does not go with K and the instruction."""
+    if order is None:
+        return
+    if not isinstance(order, Order):
+        raise TypeError(f"order is a {type(order).__name__}; it must be an Order or None")
+    if rules.terms is None:
+        raise ValueError(f"{rules.name} has no instruction steps; leave out order")
+    steps = k // rules.terms
+    if order.steps != steps:
+        raise ValueError(
+            f"order has {order.steps} steps; K of {k} is {steps} steps of {rules.terms} for {rules.name}"
+        )
+    sums = len(order.chains) > 1 or not order.c_starts_first_chain
+    if sums and rules.result is Result.FLOAT16:
+        raise ValueError(
+            f"order adds accumulators in float32 and {rules.name} has float16 ones; use one chain that starts from c"
+        )
 
 
 def checked_dtype(name: str, x: Any, dtype: Any, note: str = "") -> Array:
