@@ -67,7 +67,7 @@ class BlockTensor:
 
 
     @property
-    def T(self) -> "BlockTensor":  # noqa: N802  the name that arrays have
+    def T(self) -> "BlockTensor":
         """The transposed tensor: the same codes and scales, seen along the other axis. Views in numpy."""
         return dataclasses.replace(
             self,
