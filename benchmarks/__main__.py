@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import command, passes, products, quantizers
+from benchmarks import arithmetic, command, passes, quantizers
 from benchmarks.measure import Result, machine
 
 BENCHMARKS: dict[str, Callable[[float], Iterator[Result]]] = {
-    "matmul": products.run,
+    "arithmetic": arithmetic.run,
     "quantize": quantizers.run,
     "attention": passes.run,
     "help": command.start,
