@@ -13,8 +13,10 @@ For each lane (one element of D) and each step of L products:
   that infinity.
 
 A term's cut needs no shifts: the product of two element values is exact as a float, so is its multiple by the power of
-two 2^(F - Emax), and the conversion to an integer cuts toward zero. Products of 8-bit and float16 elements fit float32,
-those of bfloat16 and tf32 float64. The cut terms are below 2^27 and are added as integers.
+two 2^(F - Emax), and the conversion to an integer cuts toward zero. Products of 8-bit and float16 elements fit float32.
+Those of bfloat16 and tf32 fit float64, and float32 too once each row and column is divided by its largest power of two:
+if Emax of no lane is more than 90 below the sum of both powers, all that is subnormal then is cut to 0. The cut terms
+are below 2^27 and are added as integers.
 
 D of one step is the accumulator of the next. Kinds that cut whole groups of products are in
 `flamia_ref.arithmetic.grouped_sum`. The source and the evidence are with each instruction.
@@ -38,7 +40,7 @@ from flamia_ref.formats.scalar import FORMATS, ScalarFormat
 
 FAR = -4000  # exponent of a zero: below the floor whatever is added to it
 _PARTIAL = 16  # cut products (each below 2^27) whose sum fits an int32
-_AT_ONCE = 8  # steps whose largest exponents are held at a time
+_RANGE = 90  # binades below a row's and a column's largest powers of two in which float32 holds every term
 
 
 class Terms(NamedTuple):
@@ -176,10 +178,13 @@ def chain(
     def step(carry: Array, x: tuple[Array, ...]) -> tuple[Array, None]:
         (a, b, a_exponent, b_exponent), rest = x[:4], x[4:]
         largest = _largest(a_exponent, b_exponent)
-        shift = None
         if scale is not None:
             shift, rest = rest[0] + rest[1], rest[2:]
-        total = _fused_sum(largest, a, b, shift, carry, instruction)
+            total = _fused_sum(largest, a, b, shift, carry, instruction)
+        elif dtype == np.float64:
+            total = _wide_fused_sum(largest, a, b, a_exponent, b_exponent, carry, instruction)
+        else:
+            total = _fused_sum(largest, a, b, None, carry, instruction)
         if with_infinities:
             total = _backend.cond(
                 rest[0].any() | rest[2].any(),
@@ -208,6 +213,37 @@ def _largest(a: Array, b: Array) -> Array:
         largest = xp.maximum(largest, a[k] + b[k])
     least = -44 if a.dtype == np.int8 else FAR + 128
     return xp.where(largest <= least, np.int32(FAR), largest.astype(np.int32))
+
+
+def _wide_fused_sum(
+    largest: Array,
+    a: Array,
+    b: Array,
+    a_exponent: Array,
+    b_exponent: Array,
+    c: Array,
+    instruction: Instruction,
+) -> Array:
+    """`_fused_sum` of float64 values, in float32 where the exponents allow it."""
+    xp = _backend.namespace(a, b, c)
+    sides, tops = [], []
+    for value, exponent in ((a, a_exponent), (b, b_exponent)):
+        top = exponent.max(axis=0).astype(np.int32)
+        top = xp.where(top == np.int32(FAR), np.int32(0), top)
+        sides.append((value * power_of_two(-top, np.float64)).astype(np.float32))
+        tops.append(top)
+    shift = tops[0] + tops[1]
+    some = largest != np.int32(FAR)
+    near = ~some | (largest >= shift - np.int32(_RANGE))
+    relative = xp.where(some, largest - shift, largest)
+
+    def narrow(c: Array, a: Array, b: Array, *_: Array) -> Array:
+        return _fused_sum(relative, a, b, shift, c, instruction)
+
+    def wide(c: Array, _: Array, __: Array, a: Array, b: Array) -> Array:
+        return _fused_sum(largest, a, b, None, c, instruction)
+
+    return _backend.cond(near.all(), narrow, wide, c, *sides, a, b)
 
 
 def _fused_sum(
