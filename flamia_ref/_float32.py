@@ -1,45 +1,51 @@
 """float32 operations on bit patterns, equal to the last bit in numpy and inside any XLA program.
 
-Operands and results are uint32 arrays holding float32 bits. Every operation follows IEEE 754, keeps
-subnormals, and returns 0x7fffffff for every NaN, as NVIDIA GPUs do. numpy uses its own float32
-operations for rounding to nearest; the JAX path builds a float64 from the bits, does one float64
-operation, and rounds the float64 bits to float32 bits by integers, because XLA on CPU contracts and
-flushes whatever it sees as float32. In float64 XLA still takes two liberties, both repaired here:
+Operands and results are uint32 arrays holding float32 bits. Every operation follows IEEE 754 and
+returns 0x7fffffff for every NaN, as NVIDIA GPUs do. Subnormals are kept unless `ftz` is set, which
+does what .ftz of the PTX ISA does: subnormal operands and results become zeros of their sign, where
+a result counts as subnormal if it is below 2^-126 after rounding to 24 bits with an unbounded
+exponent. So 0x3f7fffff times 0x00800000 is 0 with `ftz`, though it rounds to 0x00800000 without.
+
+numpy uses its own float32 operations for rounding to nearest; everything else does one float64
+operation and narrows its result to float32, by `flamia_ref._float64`, because XLA on CPU contracts
+and flushes whatever it sees as float32. In float64 XLA still takes two liberties, both repaired:
 x + 0 with a constant zero becomes x, and a division by a scalar becomes a multiplication by its
 rounded reciprocal.
 
-The float64 step is exact or harmless: products of two float32 are exact in float64; sums and
-quotients of two float32 rounded to 53 bits and then to at most 24 round as if once
-(53 >= 2 * 24 + 2), in the subnormal range too, where sums are exact and a quotient cannot come
-closer than 2^-49 relative to a rounding boundary without being on it. Where a rounding direction
-matters or three operands meet, the float64 sum is rounded to odd first. Source: IEEE 754-2019;
-Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008.
+The float64 step is exact or harmless: products of two float32 are exact in float64, and so are sums
+where they are subnormal; sums of two rounded to 53 bits and then to at most 24 round as if once
+(53 >= 2 * 24 + 2). Where a rounding direction matters or three operands meet, the float64 sum is
+rounded to odd first; a quotient always is.
+
+Evidence: IEEE 754-2019 (specified). PTX ISA, add, sub, mul, fma, div, min and max of .f32, in every
+rounding, with .ftz and without: measured on an H200 (sm_90), 2^17 operands each, most at the limits,
+no bit different.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import functools
+from typing import get_args
 
 import numpy as np
 
-from flamia_ref import _backend
+from flamia_ref import _backend, _float64
 from flamia_ref._backend import Array
 from flamia_ref._errors import type_of
 
-NAN = np.uint32(0x7FFFFFFF)
-INFINITY = np.uint32(0x7F800000)
-MAX_FINITE = np.uint32(0x7F7FFFFF)
+NAN = _float64.NAN
+INFINITY = _float64.INFINITY
+MAX_FINITE = _float64.MAX_FINITE
 ONE = np.uint32(0x3F800000)
-SIGN = np.uint32(0x80000000)
-MAGNITUDE = np.uint32(0x7FFFFFFF)
+SIGN = _float64.SIGN
+MAGNITUDE = _float64.MAGNITUDE
 
-Direction = Literal["nearest_even", "toward_zero", "up", "down"]
+Direction = _float64.Direction
 
-_SIGN64 = np.uint64(1 << 63)
-_SMALLEST_NORMAL = np.uint32(1 << 23)
-_REBIAS = 1023 - 127
-_REBIAS_SPECIAL = np.uint64((2047 - 255) << 52)
-_SPECIAL_HIGH = np.uint32(0x7FF << 20)  # upper half of a float64 infinity
+_BELOW_ALL, _ABOVE_ALL = np.uint32(0), np.uint32(0xFFFFFFFF)  # of the keys of numbers
+
+_widen = _float64.widen
+_narrow = _float64.narrow
 
 
 def is_nan(a: Array) -> Array:
@@ -74,7 +80,7 @@ def _order(a: Array) -> Array:
 def flush(a: Array) -> Array:
     """`a` with subnormals as zeros of their sign, as the .ftz of PTX does to an operand or result."""
     _check(a)
-    return _backend.namespace(a).where((a & MAGNITUDE) < _SMALLEST_NORMAL, a & SIGN, a)
+    return _backend.namespace(a).where((a & MAGNITUDE) < _float64.SMALLEST_NORMAL, a & SIGN, a)
 
 
 def less(a: Array, b: Array) -> Array:
@@ -83,156 +89,79 @@ def less(a: Array, b: Array) -> Array:
     return ordered & (_order(a) < _order(b))
 
 
-def maximum(a: Array, b: Array) -> Array:
-    """The larger of a and b; a NaN wins; +0 over -0."""
+def maximum(a: Array, b: Array, *, ftz: bool = False) -> Array:
+    """The larger of a and b; a NaN wins; +0 over -0. Source: max.NaN.f32 of the PTX ISA."""
     _check(a, b)
+    if ftz:
+        a, b = flush(a), flush(b)
+    return _chosen(_order(a) < _order(b), b, a)
+
+
+def minimum(a: Array, b: Array, *, ftz: bool = False) -> Array:
+    """The smaller of a and b; a NaN wins; -0 under +0. Source: min.NaN.f32 of the PTX ISA."""
+    _check(a, b)
+    if ftz:
+        a, b = flush(a), flush(b)
+    return _chosen(_order(a) < _order(b), a, b)
+
+
+def _chosen(first: Array, a: Array, b: Array) -> Array:
+    """`a` where `first`, else `b`; NaN where one of them is."""
     xp = _backend.namespace(a, b)
-    larger = xp.where(_order(a) < _order(b), b, a)
-    return xp.where(is_nan(a) | is_nan(b), NAN, larger)
+    return xp.where(is_nan(a) | is_nan(b), NAN, xp.where(first, a, b))
+
+
+def maximum_number(a: Array, b: Array, *others: Array, ftz: bool = False) -> Array:
+    """The largest of a, b and `others`; a NaN beside a number is ignored; +0 over -0.
+
+    Source: IEEE 754-2019, section 9.6, maximumNumber; max.f32 of the PTX ISA, with three operands
+    too.
+    """
+    keys = [_number_order(x, _BELOW_ALL, ftz) for x in (a, b, *others)]
+    return _from_order(functools.reduce(_backend.namespace(*keys).maximum, keys), _BELOW_ALL)
+
+
+def minimum_number(a: Array, b: Array, *others: Array, ftz: bool = False) -> Array:
+    """The smallest of a, b and `others`; a NaN beside a number is ignored; -0 under +0.
+
+    Source: IEEE 754-2019, section 9.6, minimumNumber; min.f32 of the PTX ISA, with three operands
+    too.
+    """
+    keys = [_number_order(x, _ABOVE_ALL, ftz) for x in (a, b, *others)]
+    return _from_order(functools.reduce(_backend.namespace(*keys).minimum, keys), _ABOVE_ALL)
 
 
 def max_along(a: Array, axis: int) -> Array:
     """The maximum along `axis` under the rules of `maximum`."""
     _check(a)
-    xp = _backend.namespace(a)
-    keys = _order(a).max(axis=axis)
-    largest = xp.where((keys & SIGN) != 0, keys ^ SIGN, ~keys)
-    return xp.where(is_nan(a).any(axis=axis), NAN, largest)
-
-
-def maximum_number(a: Array, b: Array) -> Array:
-    """The larger of a and b; a NaN beside a number is ignored; +0 over -0.
-
-    Source: IEEE 754-2019, section 9.6, maximumNumber; max.f32 of the PTX ISA.
-    """
-    _check(a, b)
-    return _from_number_order(_backend.namespace(a, b).maximum(_number_order(a), _number_order(b)))
+    largest = _from_order(_order(a).max(axis=axis), _BELOW_ALL)
+    return _backend.namespace(a).where(is_nan(a).any(axis=axis), NAN, largest)
 
 
 def maximum_number_along(a: Array, axis: int) -> Array:
     """The maximum along `axis` under the rules of `maximum_number`: NaN only where all are NaN."""
+    return _from_order(_number_order(a, _BELOW_ALL).max(axis=axis), _BELOW_ALL)
+
+
+def _number_order(a: Array, nan: np.uint32, ftz: bool = False) -> Array:
+    """The keys of `_order`, and `nan`, which no number has, for every NaN."""
     _check(a)
-    return _from_number_order(_number_order(a).max(axis=axis))
+    a = flush(a) if ftz else a
+    return _backend.namespace(a).where(is_nan(a), nan, _order(a))
 
 
-def _number_order(a: Array) -> Array:
-    """The keys of `_order`, and 0, below all of them, for every NaN."""
-    return _backend.namespace(a).where(is_nan(a), np.uint32(0), _order(a))
-
-
-def _from_number_order(keys: Array) -> Array:
+def _from_order(keys: Array, nan: np.uint32) -> Array:
     xp = _backend.namespace(keys)
     number = xp.where((keys & SIGN) != 0, keys ^ SIGN, ~keys)
-    return xp.where(keys == 0, NAN, number)
-
-
-def _widen(a: Array) -> Array:
-    """float64 values of float32 bits, exact; NaN stays NaN."""
-    if not _backend.is_jax(a):
-        return np.asarray(a).view(np.float32).astype(np.float64)
-    xp = _backend.namespace(a)
-    magnitude = a & MAGNITUDE
-    moved = magnitude.astype(np.uint64) << np.uint64(29)
-    rebias = xp.where(magnitude < INFINITY, np.uint64(_REBIAS << 52), _REBIAS_SPECIAL)
-    # m 2^-149 = (1 + m 2^-23) 2^-126 - 2^-126, exact, and no operand is a float64 subnormal.
-    subnormal = _backend.from_bits(moved + np.uint64((_REBIAS + 1) << 52), np.float64) - 2.0**-126
-    wide = xp.where(magnitude < _SMALLEST_NORMAL, _backend.bits(subnormal), moved + rebias)
-    sign = (a & SIGN).astype(np.uint64) << np.uint64(32)
-    return _backend.from_bits(wide | sign, np.float64)
-
-
-def _narrow(wide: Array, direction: Direction = "nearest_even") -> Array:
-    """float32 bits of float64 values, rounded once by integers. |wide| is 0 or at least 2^-1022."""
-    xp = _backend.namespace(wide)
-    pattern = _backend.bits(wide)
-    low = pattern.astype(np.uint32)
-    high = (pattern >> np.uint64(32)).astype(np.uint32)
-    sign = high & SIGN
-    high = high & MAGNITUDE
-    # 27 bits: the 24 of a normal result, two more, and a last one set if anything below is.
-    significand = ((high & np.uint32(0xFFFFF)) | np.uint32(0x100000)) << np.uint32(6)
-    significand = significand | (low >> np.uint32(26))
-    significand = significand | xp.minimum(low & np.uint32(0x3FFFFFF), np.uint32(1))
-    exponent = (high >> np.uint32(20)).astype(np.int32)
-    # Three bits go in the normal range, more as the result becomes subnormal.
-    dropped = xp.clip(3 + (_REBIAS + 1 - exponent), 3, 31).astype(np.uint32)
-    one = np.uint32(1)
-    if direction == "nearest_even":
-        odd = (significand >> dropped) & one
-        kept = (significand + ((one << (dropped - one)) - one) + odd) >> dropped
-    else:
-        significand = xp.where((high | low) == 0, np.uint32(0), significand)
-        inward = _inward(sign, direction)
-        kept = (significand + xp.where(inward, np.uint32(0), (one << dropped) - one)) >> dropped
-    # At the last binade the sum reaches infinity or passes it; a carry into the exponent is right.
-    binade = xp.clip(exponent - (_REBIAS + 1), 0, 254).astype(np.uint32) << np.uint32(23)
-    result = xp.minimum(kept + binade, INFINITY)
-    if direction != "nearest_even":
-        overflow = (result == INFINITY) & (high < _SPECIAL_HIGH)
-        result = xp.where(overflow & inward, MAX_FINITE, result)
-    nan = (high >= _SPECIAL_HIGH) & (significand > np.uint32(1 << 26))
-    return xp.where(nan, NAN, result | sign)
-
-
-def _inward(sign: Array, direction: Direction) -> Array:
-    """Where rounding in `direction` takes a value of this sign bit toward zero."""
-    if direction == "up":
-        return sign != 0
-    if direction == "down":
-        return sign == 0
-    return _backend.namespace(sign).ones_like(sign, dtype=bool)
-
-
-def _sum_to_odd(p: Array, c: Array) -> Array:
-    """float64 p + c rounded to odd: truncated, the last bit set if anything was lost."""
-    xp = _backend.namespace(p, c)
-    total = p + c
-    from_c = total - p
-    lost = (p - (total - from_c)) + (c - from_c)
-    inexact = xp.abs(lost) > 0.0  # an infinite or NaN total loses NaN: not inexact
-    pattern = _backend.bits(total)
-    rounded_away = inexact & (((_backend.bits(lost) ^ pattern) & _SIGN64) != 0)
-    truncated = pattern - rounded_away.astype(np.uint64)
-    return _backend.from_bits(truncated | inexact.astype(np.uint64), np.float64)
-
-
-def _with_zero_sign(total: Array, p: Array, c: Array, direction: Direction) -> Array:
-    """`total` = p + c where an exact zero has IEEE's sign.
-
-    Rounding down, -0 unless both are +0; else +0 unless both are -0. XLA gets it wrong by itself:
-    it drops the addition of a constant +0.
-    """
-    xp = _backend.namespace(total)
-    p, c = _backend.bits(p), _backend.bits(c)
-    sign = ((p | c) if direction == "down" else (p & c)) & _SIGN64
-    return xp.where(total == 0.0, _backend.from_bits(sign, np.float64), total)
-
-
-def _sum(p: Array, c: Array, direction: Direction) -> Array:
-    return _narrow(_with_zero_sign(_sum_to_odd(p, c), p, c, direction), direction)
-
-
-def _quotient(a: Array, b: Array) -> Array:
-    """float64 a / b of two widened float32, safe to round to float32.
-
-    XLA turns a division by a scalar into a multiplication by its rounded reciprocal, a unit or two
-    in the last place off. That matters only where the exact quotient is a float32 or halfway
-    between two, and then it has at most 25 significant bits: so try the nearest 28-bit number,
-    whose product with b is exact.
-    """
-    xp = _backend.namespace(a, b)
-    quotient = a / b
-    near = (_backend.bits(quotient) + np.uint64(1 << 24)) & ~np.uint64((1 << 25) - 1)
-    near = _backend.from_bits(near, np.float64)
-    return xp.where(near * b == a, near, quotient)
+    return xp.where(keys == nan, NAN, number)
 
 
 def _check(*operands: Array, direction: str = "nearest_even") -> None:
     for x in operands:
         _check_type(x, np.uint32, "uint32 bit patterns")
-    if direction not in ("nearest_even", "toward_zero", "up", "down"):
+    if direction not in get_args(Direction):
         raise ValueError(
-            f"rounding {direction!r} is not one of 'nearest_even', 'toward_zero', 'up', 'down'"
+            f"rounding {direction!r} is not one of {', '.join(map(repr, get_args(Direction)))}"
         )
 
 
@@ -242,47 +171,74 @@ def _check_type(x: Array, dtype: type, wanted: str) -> None:
     _backend.plain("operand", x)  # refuses what is no plain array
 
 
-@_backend.jit(static=("rounding",))
-def add(a: Array, b: Array, *, rounding: Direction = "nearest_even") -> Array:
+@_backend.jit(static=("rounding", "ftz"))
+def add(a: Array, b: Array, *, rounding: Direction = "nearest_even", ftz: bool = False) -> Array:
     """a + b in float32, rounded once."""
     _check(a, b, direction=rounding)
-    if rounding != "nearest_even":
-        return _sum(_widen(a), _widen(b), rounding)
-    if not _backend.uses_jax(a, b):
-        return canonical(_backend.bits(_native(a) + _native(b)))
-    a, b = _widen(a), _widen(b)
-    return _narrow(_with_zero_sign(a + b, a, b, rounding))
+    if ftz:
+        a, b = flush(a), flush(b)
+    if rounding == "nearest_even" and not _backend.uses_jax(a, b):
+        total = canonical(_backend.bits(_native(a) + _native(b)))
+        return flush(total) if ftz else total  # a subnormal sum is exact
+    p, c = _widen(a, normal=ftz), _widen(b, normal=ftz)
+    wide = p + c if rounding == "nearest_even" else _float64.sum_to_odd(p, c)
+    return _with_zero_sign(_narrow(wide, rounding, ftz=ftz), wide, a, b, rounding)
 
 
-@_backend.jit(static=("rounding",))
-def subtract(a: Array, b: Array, *, rounding: Direction = "nearest_even") -> Array:
+@_backend.jit(static=("rounding", "ftz"))
+def subtract(
+    a: Array, b: Array, *, rounding: Direction = "nearest_even", ftz: bool = False
+) -> Array:
     """a - b in float32, rounded once."""
-    return add(a, negate(b), rounding=rounding)
+    return add(a, negate(b), rounding=rounding, ftz=ftz)
 
 
-@_backend.jit(static=("rounding",))
-def multiply(a: Array, b: Array, *, rounding: Direction = "nearest_even") -> Array:
+@_backend.jit(static=("rounding", "ftz"))
+def multiply(
+    a: Array, b: Array, *, rounding: Direction = "nearest_even", ftz: bool = False
+) -> Array:
     """a * b in float32, rounded once."""
     _check(a, b, direction=rounding)
-    if rounding == "nearest_even" and not _backend.uses_jax(a, b):
+    if ftz:
+        a, b = flush(a), flush(b)
+    elif rounding == "nearest_even" and not _backend.uses_jax(a, b):
         return canonical(_backend.bits(_native(a) * _native(b)))
-    return _narrow(_widen(a) * _widen(b), rounding)
+    return _narrow(_widen(a, normal=ftz) * _widen(b, normal=ftz), rounding, ftz=ftz)
 
 
-@_backend.jit
-def divide(a: Array, b: Array) -> Array:
-    """a / b in float32, rounded once to nearest even."""
-    _check(a, b)
-    if not _backend.uses_jax(a, b):
+@_backend.jit(static=("rounding", "ftz"))
+def divide(a: Array, b: Array, *, rounding: Direction = "nearest_even", ftz: bool = False) -> Array:
+    """a / b in float32, rounded once."""
+    _check(a, b, direction=rounding)
+    if ftz:
+        a, b = flush(a), flush(b)
+    elif rounding == "nearest_even" and not _backend.uses_jax(a, b):
         return canonical(_backend.bits(_native(a) / _native(b)))
-    return _narrow(_quotient(_widen(a), _widen(b)))
+    quotient = _float64.quotient(_widen(a, normal=ftz), _widen(b, normal=ftz))
+    return _narrow(quotient, rounding, ftz=ftz)
 
 
-@_backend.jit(static=("rounding",))
-def fma(a: Array, b: Array, c: Array, *, rounding: Direction = "nearest_even") -> Array:
+@_backend.jit(static=("rounding", "ftz"))
+def fma(
+    a: Array, b: Array, c: Array, *, rounding: Direction = "nearest_even", ftz: bool = False
+) -> Array:
     """a * b + c in float32, rounded once."""
     _check(a, b, c, direction=rounding)
-    return _sum(_widen(a) * _widen(b), _widen(c), rounding)
+    if ftz:
+        a, b, c = flush(a), flush(b), flush(c)
+    product = _widen(a, normal=ftz) * _widen(b, normal=ftz)
+    wide = _float64.sum_to_odd(product, _widen(c, normal=ftz))
+    return _with_zero_sign(_narrow(wide, rounding, ftz=ftz), wide, a ^ b, c, rounding)
+
+
+def _with_zero_sign(result: Array, wide: Array, p: Array, c: Array, direction: Direction) -> Array:
+    """`result` where an exact zero `wide`, the sum of terms with the signs of `p` and `c`, has IEEE's sign.
+
+    Rounding down, -0 unless both are +0; else +0 unless both are -0. XLA gets it wrong by itself:
+    it drops the addition of a constant +0.
+    """
+    sign = ((p | c) if direction == "down" else (p & c)) & SIGN
+    return _backend.namespace(result).where(wide == 0.0, sign, result)
 
 
 @_backend.jit

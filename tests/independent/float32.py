@@ -4,6 +4,10 @@ A float32 is an ``int``, its 32 bits. Every operation works exactly, on an integ
 two or on a :class:`fractions.Fraction`, and rounds once, to nearest even unless it says otherwise;
 subnormals are kept, overflow gives an infinity, and every NaN result is ``NAN``. Source: IEEE
 754-2019, sections 3.4, 4.3.1 and 5.4.
+
+The five arithmetic operations take a ``direction`` of ``DIRECTIONS`` and ``ftz``, with which
+subnormal operands are zeros of their sign, and results too that would be below 2**-126 if the
+exponent had no lower limit.
 """
 
 import math
@@ -15,6 +19,7 @@ MINUS_INFINITY = 0xFF800000
 ONE = 0x3F800000
 SIGN = 0x80000000
 BFLOAT16_NAN = 0x7FFF
+DIRECTIONS = ("nearest_even", "toward_zero", "up", "down")
 
 
 def is_nan(bits: int) -> bool:
@@ -101,6 +106,38 @@ def round_dyadic(significand: int, exponent: int, zero_sign: int, fraction_bits:
     return int(significand < 0) << (8 + fraction_bits) | pattern
 
 
+def round_directed(
+    significand: int, exponent: int, zero_sign: int, direction: str, ftz: bool = False
+) -> int:
+    """significand * 2**exponent rounded once to float32 in a direction.
+
+    A zero gets the sign ``zero_sign`` (0 or 1).
+    """
+    if direction == "nearest_even" and not ftz:
+        return round_dyadic(significand, exponent, zero_sign)
+    if not significand:
+        return zero_sign << 31
+    sign, magnitude = int(significand < 0), abs(significand)
+    outward = direction == ("down" if sign else "up")
+
+    def multiple(unit: int) -> int:
+        if direction == "nearest_even":
+            return nearest_even_multiple(magnitude, exponent, unit)
+        places = unit - exponent
+        if places <= 0:
+            return magnitude << -places
+        return -(-magnitude >> places) if outward else magnitude >> places
+
+    unit = exponent + magnitude.bit_length() - 24
+    if ftz and unit + multiple(unit).bit_length() - 1 < -126:
+        return sign << 31
+    unit = max(unit, -149)
+    pattern = (unit + 149 << 23) + multiple(unit)
+    if pattern >= INFINITY:
+        pattern = INFINITY if outward or direction == "nearest_even" else INFINITY - 1
+    return sign << 31 | pattern
+
+
 def nearest(x: Fraction, zero_sign: int = 0) -> int:
     """x rounded once to float32, to nearest even; a zero x gets the sign ``zero_sign``."""
     if not x:
@@ -123,15 +160,17 @@ def toward_zero(x: Fraction) -> int:
     return sign << 31 | pattern
 
 
-def multiply(a: int, b: int) -> int:
+def multiply(a: int, b: int, direction: str = "nearest_even", ftz: bool = False) -> int:
     """a * b."""
     if is_nan(a) or is_nan(b):
         return NAN
+    a, b = (flush(a), flush(b)) if ftz else (a, b)
     sign = (a ^ b) >> 31
     if is_infinite(a) or is_infinite(b):
         return NAN if is_zero(a) or is_zero(b) else sign << 31 | INFINITY
     (a_significand, a_exponent), (b_significand, b_exponent) = split(a), split(b)
-    return round_dyadic(a_significand * b_significand, a_exponent + b_exponent, sign)
+    product = a_significand * b_significand
+    return round_directed(product, a_exponent + b_exponent, sign, direction, ftz)
 
 
 def _exact_sum(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
@@ -140,13 +179,23 @@ def _exact_sum(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
     return (a[0] << a[1] - exponent) + (b[0] << b[1] - exponent), exponent
 
 
-def add(a: int, b: int) -> int:
+def add(a: int, b: int, direction: str = "nearest_even", ftz: bool = False) -> int:
     """a + b."""
     special = _special_sum(a, b)
     if special is not None:
         return special
-    # A zero sum is -0 only when both terms are -0 (x + -x is +0 under round to nearest).
-    return round_dyadic(*_exact_sum(split(a), split(b)), (a & b) >> 31)
+    a, b = (flush(a), flush(b)) if ftz else (a, b)
+    zero_sign = _zero_sign(a >> 31, b >> 31, direction)
+    return round_directed(*_exact_sum(split(a), split(b)), zero_sign, direction, ftz)
+
+
+def _zero_sign(a: int, b: int, direction: str) -> int:
+    """The sign of a zero sum of terms with these signs; terms that cancel have both.
+
+    It is minus only when both are (x + -x is +0), but for rounding down, where it is plus only
+    when both are.
+    """
+    return a | b if direction == "down" else a & b
 
 
 def _special_sum(a: int, b: int) -> int | None:
@@ -178,15 +227,16 @@ def add_down(a: int, b: int) -> int:
     return SIGN | min((exponent + 126 << 23) + math.ceil(multiple), INFINITY)
 
 
-def subtract(a: int, b: int) -> int:
+def subtract(a: int, b: int, direction: str = "nearest_even", ftz: bool = False) -> int:
     """a - b."""
-    return add(a, negate(b))
+    return add(a, negate(b), direction, ftz)
 
 
-def divide(a: int, b: int) -> int:
+def divide(a: int, b: int, direction: str = "nearest_even", ftz: bool = False) -> int:
     """a / b."""
     if is_nan(a) or is_nan(b):
         return NAN
+    a, b = (flush(a), flush(b)) if ftz else (a, b)
     sign = (a ^ b) & SIGN
     if is_infinite(a) or is_zero(b):
         if (is_infinite(a) and is_infinite(b)) or (is_zero(a) and is_zero(b)):
@@ -194,7 +244,12 @@ def divide(a: int, b: int) -> int:
         return sign | INFINITY
     if is_infinite(b):
         return sign
-    return nearest(value(a) / value(b), sign >> 31)
+    (a_significand, a_exponent), (b_significand, b_exponent) = split(a), split(b)
+    # 64 places more than the operands have, and one that says whether anything is left.
+    whole, rest = divmod(abs(a_significand) << 88, abs(b_significand))
+    quotient = whole << 1 | (rest > 0)
+    exponent = a_exponent - b_exponent - 89
+    return round_directed(-quotient if sign else quotient, exponent, sign >> 31, direction, ftz)
 
 
 def order(a: int) -> int:
@@ -209,6 +264,15 @@ def maxnum(a: int, b: int) -> int:
     if is_nan(b):
         return a
     return max(a, b, key=order)
+
+
+def minnum(a: int, b: int) -> int:
+    """PTX min: the smaller; a number against a NaN; NaN where both are; -0 against +0."""
+    if is_nan(a):
+        return NAN if is_nan(b) else b
+    if is_nan(b):
+        return a
+    return min(a, b, key=order)
 
 
 def exceeds(a: int, b: int) -> bool:
@@ -228,10 +292,13 @@ def negate(a: int) -> int:
     return NAN if is_nan(a) else a ^ SIGN
 
 
-def fused_multiply_add(a: int, b: int, c: int) -> int:
+def fused_multiply_add(
+    a: int, b: int, c: int, direction: str = "nearest_even", ftz: bool = False
+) -> int:
     """a * b + c with one rounding."""
     if is_nan(a) or is_nan(b) or is_nan(c):
         return NAN
+    a, b, c = (flush(a), flush(b), flush(c)) if ftz else (a, b, c)
     sign = (a ^ b) >> 31
     if is_infinite(a) or is_infinite(b):
         if is_zero(a) or is_zero(b):
@@ -242,7 +309,8 @@ def fused_multiply_add(a: int, b: int, c: int) -> int:
         return c
     (a_significand, a_exponent), (b_significand, b_exponent) = split(a), split(b)
     exact = a_significand * b_significand, a_exponent + b_exponent
-    return round_dyadic(*_exact_sum(exact, split(c)), sign & c >> 31)
+    zero_sign = _zero_sign(sign, c >> 31, direction)
+    return round_directed(*_exact_sum(exact, split(c)), zero_sign, direction, ftz)
 
 
 def shift(a: int, exponent: int | float) -> int:

@@ -1,6 +1,6 @@
 """Row sums of P, each recipe's own order of float32 additions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tests.independent import float32
 
@@ -28,8 +28,53 @@ def two_lanes(p: Sequence[int]) -> tuple[int, int]:
     return even, odd
 
 
-def _in_order(terms: Sequence[int]) -> int:
+def _in_order(terms: Sequence[int], add: Callable[[int, int], int] = float32.add) -> int:
     total = terms[0]
     for x in terms[1:]:
-        total = float32.add(total, x)
+        total = add(total, x)
     return total
+
+
+def reduced(
+    terms: Sequence[int],
+    *,
+    lanes: int,
+    vector: int = 1,
+    grouped: bool = False,
+    chunk: int | None = None,
+    begins: str = "zero",
+    exchanges: Sequence[int] | None = None,
+    ftz: bool = False,
+    start: Sequence[int] | None = None,
+) -> tuple[int, list[int]]:
+    """The sum of terms dealt to lanes by vectors, and the lanes, in any order of its kind.
+
+    ``grouped``: a lane adds up each vector by itself first. ``chunk``: lanes start afresh after so
+    many terms, and are added to what they were. ``begins``: lanes begin with "zero" or a "term";
+    ``start``: with these sums. ``exchanges``: the distances of a butterfly; None: lane by lane.
+    """
+
+    def add(a: int, b: int) -> int:
+        return float32.add(a, b, ftz=ftz)
+
+    total: list[int] | None = None
+    size = chunk or max(len(terms), 1)
+    for first in range(0, max(len(terms), 1), size):
+        sums: list[int | None] = [None] * lanes if begins == "term" else [*(start or [0] * lanes)]
+        part = terms[first : first + size]
+        for k in range(0, len(part), vector):
+            lane, taken = k // vector % lanes, list(part[k : k + vector])
+            if grouped:
+                taken = [_in_order([0, *taken], add)]
+            held = sums[lane]
+            sums[lane] = _in_order(taken if held is None else [held, *taken], add)
+        whole = [x for x in sums if x is not None]
+        total = whole if total is None else [add(x, y) for x, y in zip(total, whole, strict=True)]
+    assert total is not None
+    if exchanges is None:
+        return _in_order(total, add), total
+    threads = total
+    for distance in exchanges:
+        threads = [add(x, threads[lane ^ distance]) for lane, x in enumerate(threads)]
+    assert len(set(threads)) == 1, "the lanes of a butterfly end with the same sum"
+    return threads[0], total

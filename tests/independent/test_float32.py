@@ -100,6 +100,138 @@ def test_add_down() -> None:
     assert compared > COUNT // 2
 
 
+OPERATIONS = {
+    "add": (float32.add, lambda x, y, z: x + y),
+    "subtract": (float32.subtract, lambda x, y, z: x - y),
+    "multiply": (float32.multiply, lambda x, y, z: x * y),
+    "divide": (float32.divide, lambda x, y, z: x / y),
+    "fma": (float32.fused_multiply_add, lambda x, y, z: x * y + z),
+}
+
+
+def checked_operands() -> list[tuple[int, int, int]]:
+    a, b, c = operands(1000, 24), operands(1000, 25), operands(1000, 26)
+    b[::3] = [x ^ float32.SIGN ^ (i % 3) for i, x in enumerate(a[::3])]
+    c[::4] = [float32.multiply(x, y) ^ float32.SIGN for x, y in zip(a[::4], b[::4], strict=True)]
+    return list(zip(a, b, c, strict=True))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_directions(operation: str) -> None:
+    """What a direction means: the nearest float32 on that side of the exact value."""
+    function, exact_function = OPERATIONS[operation]
+    compared = 0
+    for given in checked_operands():
+        b = given[1]
+        args = given if operation == "fma" else given[:2]
+        nearest, zero, up, down = (function(*args, d) for d in float32.DIRECTIONS)
+        if any(float32.is_nan(x) or float32.is_infinite(x) for x in args) or (
+            operation == "divide" and float32.is_zero(b)
+        ):
+            assert nearest == zero == up == down
+            continue
+        exact = exact_function(*(float32.value(x) for x in (*args, 0)[:3]))
+        if not exact:
+            assert float32.is_zero(nearest)
+            assert nearest == zero == up
+            # Opposite signs cancel to -0 downward, and to +0 else.
+            assert down == nearest or (operation in ("add", "subtract", "fma") and not nearest)
+            continue
+        for got, inward in ((zero, True), (up, exact < 0), (down, exact > 0)):
+            assert got >> 31 == (exact < 0)
+            magnitude, size = got & 0x7FFFFFFF, abs(exact)
+            if inward:
+                assert float32.value(magnitude) <= size
+                beyond = magnitude + 1
+                assert beyond == float32.INFINITY or size < float32.value(beyond)
+            else:
+                assert magnitude == float32.INFINITY or size <= float32.value(magnitude)
+                assert float32.value(magnitude - 1) < size
+        assert nearest in (up, down)
+        compared += 1
+    assert compared > 300
+
+
+LIMIT = float32.power_of_two(-126)
+LAST = LIMIT - float32.power_of_two(-150)  # the last number of 24 bits below
+
+
+def at_the_limit(operation: str) -> list[list[int]]:
+    """Normal operands whose exact result is near 2^-126, and some that have nothing to do with it."""
+    source = random.Random(27)
+    rows = []
+    for _ in range(400):
+        sign = source.getrandbits(1) << 31
+        a = source.getrandbits(31) % 0x60000000 + 0x10000000
+        target = LIMIT - source.randint(-8, 40) * float32.power_of_two(-153)
+        b = 0x00800000 + source.getrandbits(23)
+        c = b ^ float32.SIGN
+        match operation:
+            case "multiply" | "fma":
+                b = float32.nearest(target / float32.value(a))
+                c = source.choice((0, float32.SIGN))
+            case "divide":
+                a, b = float32.nearest(target * float32.value(a)), a
+            case _:
+                a = 0x00800000 + source.getrandbits(24)
+                c = 0
+        if operation == "fma" and source.random() < 0.3:
+            c = 0x00800000 + source.randint(0, 3) | float32.SIGN
+            b = float32.nearest(LIMIT / source.choice((1, 2, 4)) / 2**24 / float32.value(a))
+        rows.append([a | sign, b, c])
+    return rows + [list(row) for row in checked_operands()[:200]]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("direction", float32.DIRECTIONS)
+def test_flushed(operation: str, direction: str) -> None:
+    """A result is flushed where its 24 bits would round to less than 2^-126."""
+    function, exact_function = OPERATIONS[operation]
+    counts = {True: 0, False: 0}
+    for given in at_the_limit(operation):
+        args = [float32.flush(x) for x in (given if operation == "fma" else given[:2])]
+        got = function(*given[: len(args)], direction, ftz=True)
+        kept = function(*args, direction)
+        if any(float32.is_nan(x) or float32.is_infinite(x) for x in (*args, kept)):
+            assert got == kept
+            continue
+        exact = exact_function(*(float32.value(x) for x in (*args, 0)[:3]))
+        if not exact:
+            assert got == kept
+            continue
+        if direction == "nearest_even":
+            flushed = abs(exact) < (LAST + LIMIT) / 2  # the halfway case goes to the even 2^-126
+        elif direction == ("up" if exact > 0 else "down"):
+            flushed = abs(exact) <= LAST
+        else:
+            flushed = abs(exact) < LIMIT
+        assert got == (kept & float32.SIGN if flushed else kept)
+        counts[flushed] += abs(exact) < 2 * LIMIT
+    assert min(counts.values()) > 30
+
+
+@pytest.mark.parametrize(
+    ("direction", "a", "b", "wanted"),
+    [
+        ("nearest_even", 0x3F7FFFFF, 0x00800000, 0),  # 2^-126 - 2^-150 is a number of 24 bits
+        ("up", 0x3F7FFFFF, 0x00800000, 0),
+        ("down", 0xBF7FFFFF, 0x00800000, float32.SIGN),
+        ("nearest_even", 0x3FFFFFFF, 0x007FFFFF, 0),  # an operand is subnormal
+        ("nearest_even", 0x3FFFFFFD, 0x00400001, 0),
+        # (1 + 3 2^-23)(1 - 3 2^-23) = 1 - 9 2^-46, times 2^-126
+        ("nearest_even", 0x3F800003, 0x00FFFFFA, 0x01000000),
+        ("nearest_even", 0x3F000003, 0x00FFFFFA, 0x00800000),
+        ("up", 0x3F000003, 0x00FFFFFA, 0x00800000),
+        ("down", 0x3F000003, 0x00FFFFFA, 0),
+        ("toward_zero", 0x3F000003, 0x00FFFFFA, 0),
+        ("down", 0xBF000003, 0x00FFFFFA, 0x80800000),
+        ("toward_zero", 0xBF000003, 0x00FFFFFA, 0x80000000),
+    ],
+)
+def test_flushed_products_by_hand(direction: str, a: int, b: int, wanted: int) -> None:
+    assert float32.multiply(a, b, direction, ftz=True) == wanted
+
+
 @pytest.mark.parametrize(
     ("a", "b", "wanted"),
     [
@@ -126,6 +258,20 @@ def test_maxnum() -> None:
     assert float32.maxnum(0, zero) == float32.maxnum(zero, 0) == 0
     assert float32.maxnum(nan, zero) == float32.maxnum(zero, nan) == zero
     assert float32.maxnum(nan, nan) == float32.NAN
+
+
+def test_minnum() -> None:
+    """The maximum of the negatives, negated, and numpy's fmin."""
+    a, b = operands(COUNT, 22), operands(COUNT, 23)
+    wanted = expected(np.fmin(as_floats(a), as_floats(b)))
+    for x, y, z in zip(a, b, wanted, strict=True):
+        got = float32.minnum(x, y)
+        assert got == float32.minnum(y, x)
+        assert got == float32.negate(float32.maxnum(x ^ float32.SIGN, y ^ float32.SIGN))
+        if not (float32.is_zero(x) and float32.is_zero(y)):
+            assert got == z
+    assert float32.minnum(0, float32.SIGN) == float32.SIGN
+    assert float32.minnum(0xFFC00000, 0x3F800000) == float32.ONE
 
 
 def test_exceeds() -> None:

@@ -1,0 +1,244 @@
+"""Orders of additions, against exact integers dealt to lanes one by one, and against the attention engine."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flamia_ref.arithmetic import reductions
+from flamia_ref.arithmetic.reductions import REDUCTIONS, Reduction
+from flamia_ref.attention import backward_tile, softmax
+from flamia_ref.attention.recipe import DeltaSum
+from flamia_ref.attention.recipes import RECIPES
+from flamia_ref.evidence import Evidence
+from tests.arithmetic.operands import KINDS, SPECIAL, Words, differing
+from tests.independent import deltas, float32, sums
+
+LIBRARIES = {"numpy": np.asarray, "jax": jnp.asarray}
+
+ORDERS = {
+    "ascending": Reduction(),
+    "from the first": Reduction(begins="term"),
+    "tree": Reduction(lanes=64, exchanges=(1, 2, 4, 8, 16, 32)),
+    "other tree": Reduction(lanes=64, exchanges=(32, 16, 8, 4, 2, 1), begins="term"),
+    "strided": Reduction(lanes=16),
+    "vectors": Reduction(lanes=4, vector=4, exchanges=(2, 1)),
+    "groups": Reduction(lanes=4, vector=4, grouped=True, exchanges=(1, 2)),
+    "groups, flushed": Reduction(lanes=2, vector=8, grouped=True, ftz=True, exchanges=(1,)),
+    "chunks": Reduction(lanes=2, chunk=16, exchanges=(1,)),
+    "chunks of groups": Reduction(lanes=2, vector=2, grouped=True, chunk=32, begins="term"),
+    "three lanes": Reduction(lanes=3, begins="term"),
+    "flushed": Reduction(lanes=8, exchanges=(4, 1, 2), ftz=True),
+} | dict(REDUCTIONS)
+
+
+def terms(rows: int, count: int, seed: int) -> Words:
+    """Rows of terms of every kind: sums that round, cancel, underflow, and special values."""
+    random = np.random.default_rng(seed)
+    x = np.stack([list(KINDS.values())[row % len(KINDS)](random, count) for row in range(rows)])
+    x[::3, : count // 2] = x[::3, count // 2 :][:, : count // 2] ^ np.uint32(1 << 31)
+    x[5] = random.choice(SPECIAL, count)
+    x[6] = 0x80000000
+    x[7] &= np.uint32(0x807FFFFF)
+    return x
+
+
+def given(order: Reduction) -> dict[str, Any]:
+    """The order without its evidence, as keywords."""
+    data = dataclasses.asdict(order)
+    return {name: data[name] for name in data if name not in ("evidence", "source")}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_orders(name: str) -> None:
+    order = ORDERS[name]
+    count = order.dealt * -(-96 // order.dealt)
+    x = terms(12, count, 1)
+    starts: list[Words | None] = [None]
+    if order.begins == "zero" and order.chunk is None:
+        starts.append(np.random.default_rng(2).choice(SPECIAL, 12))
+    for start in starts:
+        expected, lanes = [], []
+        for row, terms_of_row in enumerate(x.tolist()):
+            first = None if start is None else [int(start[row]), *[0] * (order.lanes - 1)]
+            total, partial = sums.reduced(terms_of_row, **given(order), start=first)
+            # A sum of one term is that term, as it is.
+            expected.append(float32.NAN if float32.is_nan(total) else total)
+            lanes.append([float32.NAN if float32.is_nan(y) else y for y in partial])
+        wanted = np.array(expected, np.uint32)
+        assert not differing(reductions.reduce(x, order, 1, start), wanted)
+        if start is None:
+            held = reductions.partial_sums(x, order)
+            assert not differing(held, np.array(lanes, np.uint32))
+            # Along another axis, and with more of them.
+            turned = reductions.reduce(x.T.reshape(count, 3, 4), order, 0)
+            assert not differing(turned.reshape(-1), wanted)
+
+
+@pytest.mark.parametrize("name", ["tree", "groups, flushed", "chunks of groups", "fa3.row_sum"])
+def test_orders_in_jax(name: str) -> None:
+    order = ORDERS[name]
+    x = terms(12, 64, 1)
+    assert not differing(reductions.reduce(jnp.asarray(x), order), reductions.reduce(x, order))
+
+
+def test_orders_differ() -> None:
+    """Else the tests above would say nothing."""
+    x = np.random.default_rng(4).normal(size=(200, 128)).astype(np.float32).view(np.uint32)
+    seen: dict[bytes, str] = {}
+    for name, order in ORDERS.items():
+        if 128 % order.dealt or order.ftz or (order.begins == "term" and order.lanes == 1):
+            continue
+        result = reductions.reduce(x, order).tobytes()
+        assert result not in seen, f"{name} is {seen.get(result)}"
+        seen[result] = name
+    assert len(seen) > 8
+
+
+@pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
+def test_jit_of_vmap(x64: bool) -> None:
+    order = REDUCTIONS["fa4.row_sum"]
+    x, start = terms(16, 64, 5), SPECIAL[:16]
+    expected = reductions.reduce(x, order, 1, start)
+    with jax.enable_x64(x64):
+        one = jax.jit(jax.vmap(lambda row, first: reductions.reduce(row, order, 0, first)))
+        assert not differing(one(jnp.asarray(x), jnp.asarray(start)), expected)
+
+
+def positive(*shape: int, seed: int) -> Words:
+    """What softmax makes: numbers from 0 to 256, of many magnitudes."""
+    random = np.random.default_rng(seed)
+    return np.exp2(random.uniform(-30, 8, shape)).astype(np.float32).view(np.uint32)
+
+
+@pytest.mark.parametrize("library", ["numpy", pytest.param("jax", marks=pytest.mark.nightly)])
+def test_row_sums_of_the_engine(library: str) -> None:
+    convert = LIBRARIES[library]
+    p, held = convert(positive(2, 16, 128, seed=6)), convert(positive(2, 16, 2, seed=7))
+    eight = reductions.reduce(p, REDUCTIONS["fa4.row_sum"], 2, held[:, :, 0])
+    assert not differing(eight, np.asarray(softmax._eight_lanes(held[:, :, 0], p)))
+    # The engine multiplies the lanes so far by a factor and adds these: here the factor is 0.
+    recipe = RECIPES["cudnn-mxfp8"].softmax
+    rescale = convert(np.zeros((2, 16), np.uint32))
+    for keys in (32, 64, 128):
+        part = p[:, :, :keys]
+        two = reductions.partial_sums(part, REDUCTIONS["cudnn.mxfp8.row_sum"], 2)
+        assert not differing(two, np.asarray(softmax.summed(held, rescale, part, recipe)))
+        total = reductions.combine(two, REDUCTIONS["cudnn.mxfp8.row_sum"])
+        assert not differing(total, np.asarray(softmax.total(two)))
+
+
+@pytest.mark.parametrize(
+    ("library", "channels"),
+    [
+        *(("numpy", channels) for channels in (32, 64, 96, 128, 256)),
+        pytest.param("jax", 64, marks=pytest.mark.nightly),
+        pytest.param("jax", 128, marks=pytest.mark.nightly),
+    ],
+)
+def test_deltas_of_the_engine(library: str, channels: int) -> None:
+    """With dO = 1 the products are O's values, which bfloat16 holds."""
+    convert = LIBRARIES[library]
+    random = np.random.default_rng(channels)
+    out = random.normal(size=(20, channels)).astype(np.float32).view(np.uint32)
+    out = convert(out & np.uint32(0xFFFF0000))
+    ones = convert(np.full((20, channels), 0x3F800000, np.uint32))
+    width = next(width for width in (128, 64, 32) if channels % width == 0)
+    for kind, name in (
+        (DeltaSum.THREAD_VECTORS, f"fa4.delta.{width}"),
+        (DeltaSum.HALF_PRODUCTS, "cudnn.mxfp8.delta"),
+        (DeltaSum.FMA_ASCENDING, "ascending"),  # exact products: an FMA is an addition
+    ):
+        expected = np.asarray(backward_tile._delta(ones, out, kind))
+        assert not differing(reductions.reduce(out, REDUCTIONS[name], 1), expected)
+
+
+def test_deltas_by_hand() -> None:
+    random = np.random.default_rng(8)
+    out = (random.normal(size=(6, 128)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint32)
+    ones = [0x3F80] * 128
+    wide = out << np.uint32(16)
+    for name, function in (
+        ("fa4.delta.128", deltas.flash_attention),
+        ("cudnn.mxfp8.delta", deltas.cudnn),
+    ):
+        expected = np.array([function(ones, row) for row in out.tolist()], np.uint32)
+        assert not differing(reductions.reduce(wide, REDUCTIONS[name]), expected)
+
+
+def test_halved_start() -> None:
+    """CUTLASS begins lanes 0 and 1 with half the sum so far."""
+    order = REDUCTIONS["fa4.row_sum"]
+    p, half = positive(5, 128, seed=9), positive(5, seed=10)
+    start = np.zeros((5, 8), np.uint32)
+    start[:, 0] = start[:, 1] = half
+    expected = [
+        sums.reduced(row, **given(order), start=begun)[0]
+        for row, begun in zip(p.tolist(), start.tolist(), strict=True)
+    ]
+    lanes = reductions.partial_sums(p, order, 1, start)
+    assert not differing(reductions.combine(lanes, order), np.array(expected, np.uint32))
+
+
+def test_nothing_to_add() -> None:
+    empty = np.zeros((3, 0), np.uint32)
+    assert reductions.reduce(empty, Reduction()).tolist() == [0, 0, 0]
+    start = np.array([0x80000000, 1, 0x3F800000], np.uint32)
+    assert reductions.reduce(empty, Reduction(), 1, start).tolist() == start.tolist()
+    order = Reduction(begins="term")
+    with pytest.raises(ValueError, match="takes a multiple of 1 above 0"):
+        reductions.reduce(empty, order)
+    assert reductions.reduce(np.zeros((0, 8), np.uint32), REDUCTIONS["fa4.row_sum"]).shape == (0,)
+
+
+def test_registered() -> None:
+    for name, order in REDUCTIONS.items():
+        assert order.source, name
+        assert order.evidence in (Evidence.SOURCE, Evidence.SPECIFIED)
+    # Equal data are one order, whatever they rest on.
+    assert REDUCTIONS["ascending"] == Reduction()
+    with pytest.raises(KeyError, match=r"unknown reduction 'fa4\.rowsum'; did you mean"):
+        REDUCTIONS["fa4.rowsum"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"lanes": 0}, "lanes is 0; it must be a whole number, 1 or more"),
+        ({"vector": 1.5}, "vector is 1.5"),
+        ({"lanes": True}, "lanes is True"),
+        ({"begins": "one"}, "begins is 'one'; allowed: 'zero', 'term'"),
+        ({"chunk": 0}, "chunk is 0"),
+        ({"lanes": 4, "vector": 2, "chunk": 12}, "lanes times vector, 8, must divide it"),
+        ({"lanes": 4, "exchanges": (1, 4)}, r"exchanges is \(1, 4\) for 4 lanes"),
+        ({"lanes": 3, "exchanges": (1,)}, "lanes that are a power of two"),
+        ({"lanes": 4, "exchanges": (1, 1)}, "each power of two below lanes once"),
+    ],
+)
+def test_no_order(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Reduction(**data)
+
+
+def test_refusals() -> None:
+    order = REDUCTIONS["fa4.row_sum"]
+    x = np.zeros((2, 12), np.uint32)
+    with pytest.raises(ValueError, match=r"x has 12 terms along axis 1; .* multiple of 8: pad"):
+        reductions.reduce(x, order)
+    with pytest.raises(ValueError, match="axis is 2; x has 2 axes"):
+        reductions.reduce(x, order, 2)
+    with pytest.raises(TypeError, match="float32 operations take uint32 bit patterns"):
+        reductions.reduce(x.view(np.float32), order)
+    with pytest.raises(TypeError, match="holds list"):
+        reductions.reduce([1, 2], order)
+    with pytest.raises(TypeError, match="holds float32"):
+        reductions.reduce(x[:, :8], order, 1, np.zeros(2, np.float32))
+    with pytest.raises(ValueError, match=r"must broadcast to \(2, 8\)"):
+        reductions.reduce(x[:, :8], order, 1, np.zeros(3, np.uint32))
+    with pytest.raises(ValueError, match="start is given, but lanes of this order begin"):
+        reductions.reduce(x, REDUCTIONS["cudnn.mxfp8.row_sum"], 1, np.zeros(2, np.uint32))
+    with pytest.raises(ValueError, match="the last axis must have 8"):
+        reductions.combine(x, order)
