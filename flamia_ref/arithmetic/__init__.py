@@ -6,11 +6,16 @@ from flamia_ref._lazy import attach
 
 if TYPE_CHECKING:
     from flamia_ref.arithmetic import float32 as float32
+    from flamia_ref.arithmetic import interval as interval
+    from flamia_ref.arithmetic import reductions as reductions
     from flamia_ref.arithmetic.catalogue import INSTRUCTIONS as INSTRUCTIONS
+    from flamia_ref.arithmetic.error_bounds import error_bound as error_bound
+    from flamia_ref.arithmetic.error_bounds import matmul_error_bound as matmul_error_bound
     from flamia_ref.arithmetic.instructions import Instruction as Instruction
     from flamia_ref.arithmetic.instructions import Result as Result
     from flamia_ref.arithmetic.instructions import Scaling as Scaling
     from flamia_ref.arithmetic.instructions import Summation as Summation
+    from flamia_ref.arithmetic.order import Order as Order
     from flamia_ref.arithmetic.products import fused_dot as fused_dot
     from flamia_ref.arithmetic.products import matmul as matmul
     from flamia_ref.arithmetic.products import matmul_bits as matmul_bits
@@ -27,7 +32,11 @@ else:
             "float32": [],
             "catalogue": ["INSTRUCTIONS"],
             "instructions": ["Instruction", "Result", "Scaling", "Summation"],
+            "interval": [],
+            "error_bounds": ["error_bound", "matmul_error_bound"],
+            "order": ["Order"],
             "products": ["fused_dot", "matmul", "matmul_bits"],
+            "reductions": [],
             "special": ["SPECIAL_MODELS", "SpecialModel", "exp2", "log2", "reciprocal", "tanh"],
         },
     )

@@ -9,9 +9,9 @@ the first two factors from tables. `power_of_fraction` computes M, an integer ne
 
 **The error bound.** All errors below are in units of the last place of the integer named.
 
-- `_high(a, b)` drops three fractions below 1 of a b 2^-64: error in (-3, 0].
+- `high(a, b)` drops three fractions below 1 of a b 2^-64: error in (-3, 0].
 - Table entries are rounded to 2^-63 units, error at most 1/2. Their product, scaled by 2^62, so is
-  off by less than (2 + 1.003) / 4 < 0.76 either way, and `_high` takes up to 3:
+  off by less than (2 + 1.003) / 4 < 0.76 either way, and `high` takes up to 3:
   `scale` has an error in (-3.76, 0.76).
 - `first` = y 2^80: ln 2 is cut to 64 bits and the product is cut once, error in (-2, 0].
   y < 2^-16.5, so all that follows fits 64 bits.
@@ -20,8 +20,8 @@ the first two factors from tables. `power_of_fraction` computes M, an integer ne
 - y^3/6 2^64, a number below 2^12: moved by less than 2^-16 by the errors of `upper` and `square`,
   then cut: error in (-1.01, 0]. The rest of the series is below y^4/23 2^64 < 0.02.
 - `growth` = (2^(r 2^-48) - 1) 2^64: the sum of those and of `first` >> 16: error in (-3.75, 0].
-- M = `scale` + `_high(scale, growth)`: the error of `scale` times at most 1 + 2^-16, that of
-  `growth` times scale 2^-64 < 1/2, and `_high`: in (-3.77 - 1.88 - 3, 0.77), so below 9.
+- M = `scale` + `high(scale, growth)`: the error of `scale` times at most 1 + 2^-16, that of
+  `growth` times scale 2^-64 < 1/2, and `high`: in (-3.77 - 1.88 - 3, 0.77), so below 9.
 
 **Why the rounding is right.** A rounding boundary of a result with at most 24 significant bits is a
 multiple of 2^-24 in 2^f, which is 2^38 in M. If f = 0 then M = 2^62 exactly. Else 2^f is irrational
@@ -44,6 +44,7 @@ from numpy.typing import NDArray
 
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
+from flamia_ref.arithmetic.correct_fixed import LOW_HALF, high
 
 ERROR = 9
 """Bound of the error of `power_of_fraction`, in units of 2^-62."""
@@ -56,7 +57,6 @@ _SIXTH = (1 << 32) // 6
 _ROOT_PRECISION = 160
 _OFFSET = 512  # added to x, so that the sum is positive for every |x| <= 256
 _TINY = 127 - 25  # the biased exponent of 2^-25
-_LOW_HALF = np.uint64(0xFFFFFFFF)
 
 
 @functools.cache
@@ -76,14 +76,6 @@ def _roots() -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     return tables[0], tables[1]
 
 
-def _high(a: Array, b: Array) -> Array:
-    """a * b / 2^64 for uint64, less than 3 too small."""
-    half = np.uint64(32)
-    a_high, a_low = a >> half, a & _LOW_HALF
-    b_high, b_low = b >> half, b & _LOW_HALF
-    return a_high * b_high + ((a_high * b_low) >> half) + ((a_low * b_high) >> half)
-
-
 def power_of_fraction(position: Array, rest: Array) -> Array:
     """2^f * 2^62 for f = position 2^-16 + rest 2^-48, with an error below ERROR; exact for f = 0.
 
@@ -92,7 +84,7 @@ def power_of_fraction(position: Array, rest: Array) -> Array:
     """
     coarse, fine = _roots()
     upper_index = _backend.gather(coarse, position >> 8)
-    scale = _high(upper_index, _backend.gather(fine, position & 255))
+    scale = high(upper_index, _backend.gather(fine, position & 255))
     first = rest * np.uint64(_LN2 >> 32) + ((rest * np.uint64(_LN2 & 0xFFFFFFFF)) >> np.uint64(32))
     upper = first >> np.uint64(32)
     square = upper * upper
@@ -102,7 +94,7 @@ def power_of_fraction(position: Array, rest: Array) -> Array:
         + (square >> np.uint64(33))
         + ((cube * np.uint64(_SIXTH)) >> np.uint64(48))
     )
-    return scale + _high(scale, growth)
+    return scale + high(scale, growth)
 
 
 @_backend.jit
@@ -122,7 +114,7 @@ def exp2_bits(x: Array) -> Array:
     place = xp.where((x & _float32.SIGN) != 0, origin - size, origin + size)
     whole = (place >> np.uint64(FRACTION_BITS)).astype(np.int32) - _OFFSET
     position = (place >> np.uint64(32)).astype(np.uint32) & np.uint32(0xFFFF)
-    power = power_of_fraction(position.astype(np.int32), place & _LOW_HALF)
+    power = power_of_fraction(position.astype(np.int32), place & LOW_HALF)
 
     # 39 bits go in the normal range, more as the result becomes subnormal. No ties: see above.
     dropped = xp.clip(39 - 126 - whole, 39, 63).astype(np.uint64)

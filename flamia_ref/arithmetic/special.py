@@ -1,7 +1,12 @@
-"""exp2, log2 and reciprocal on float32 arrays, by named model.
+"""exp2, log2, reciprocal and tanh on float32 arrays, by named model.
 
 A model says what is computed to the last bit: what a device's special function unit returned, or
 the correctly rounded result. `SPECIAL_MODELS` holds what each rests on.
+
+How "correct" is proved: exp2, log2 and tanh are computed by integers whose error is bounded step by
+step (in the docstrings of `correct`, `correct_log2` and `correct_tanh`), and a test that goes through
+every fraction, significand or argument finds no result within that bound of a rounding boundary.
+Outside the exact cases the values are irrational, so none is a tie. reciprocal is one IEEE division.
 """
 
 from __future__ import annotations
@@ -11,10 +16,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flamia_ref import _backend
+from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
 from flamia_ref._errors import Registry, shown, type_of, unknown_name
-from flamia_ref.arithmetic import correct, mufu, polynomial
+from flamia_ref.arithmetic import correct, correct_log2, correct_tanh, mufu, polynomial
 from flamia_ref.arithmetic.mufu import Tables
 from flamia_ref.evidence import Evidence
 
@@ -44,10 +49,10 @@ SPECIAL_MODELS: Mapping[str, SpecialModel] = Registry(
         for model in (
             SpecialModel(
                 name="mufu.sm90",
-                functions=("exp2", "log2", "reciprocal"),
+                functions=("exp2", "log2", "reciprocal", "tanh"),
                 evidence={"sm_90": Evidence.MEASURED, "sm_100": Evidence.ASSUMED},
-                source="ex2, lg2 and rcp.approx.ftz.f32 on an NVIDIA H200 (sm_90, CUDA 13.0), "
-                "all 4294967296 inputs of each; no other architecture was measured",
+                source="ex2, lg2 and rcp.approx.ftz.f32 and tanh.approx.f32 on an NVIDIA H200 (sm_90, CUDA 13.0, "
+                "2026-11-30), all 4294967296 inputs of each; no other architecture was measured",
             ),
             SpecialModel(
                 name="polynomial3",
@@ -63,10 +68,10 @@ SPECIAL_MODELS: Mapping[str, SpecialModel] = Registry(
             ),
             SpecialModel(
                 name="correct",
-                functions=("exp2",),
+                functions=("exp2", "log2", "reciprocal", "tanh"),
                 evidence={"definition": Evidence.SPECIFIED, "algorithm": Evidence.DERIVED},
-                source="IEEE 754-2019, section 9.2; an error bound by proof and the distance of "
-                "every result from a rounding boundary by exhaustive check",
+                source="IEEE 754-2019, section 9.2, and 5.4.1 for the division 1 / x; of exp2, log2 and tanh an error "
+                "bound by proof and the distance of every result from a rounding boundary by exhaustive check",
             ),
         )
     ),
@@ -85,8 +90,6 @@ def exp2(x: Array, model: str) -> Array:
     relative, in [-126, 128); 0 for NaN; not 2^x from 128 on) or "correct" (rounded to nearest even, subnormal
     results kept). Returns float32 of x's shape and library; every NaN is 0x7fffffff.
 
-    Under a caller's own `jax.jit` the tables of "mufu.sm90" are constants of the caller's program.
-
     Raises TypeError for another dtype or under differentiation, ValueError for an unknown model.
     """
     return _apply("exp2", x, model)
@@ -96,7 +99,8 @@ def log2(x: Array, model: str) -> Array:
     """log2 x.
 
     As `exp2`; model: "mufu.sm90" (subnormal inputs count as zeros and give -infinity, negative ones
-    NaN).
+    NaN) or "correct" (rounded to nearest even; subnormal inputs count, either zero gives -infinity,
+    negative ones NaN).
     """
     return _apply("log2", x, model)
 
@@ -105,9 +109,20 @@ def reciprocal(x: Array, model: str) -> Array:
     """1 / x.
 
     As `exp2`; model: "mufu.sm90" (subnormal inputs count as zeros and give an infinity, subnormal
-    results are flushed to zero).
+    results are flushed to zero) or "correct" (rounded to nearest even, subnormals kept; zeros give
+    infinities of their sign).
     """
     return _apply("reciprocal", x, model)
+
+
+def tanh(x: Array, model: str) -> Array:
+    """tanh x.
+
+    As `exp2`; model: "mufu.sm90" (below 2^-8 x itself, subnormals included; from 8 on 1; within 2^-16
+    of tanh x, relative, and not monotonic) or "correct" (rounded to nearest even, subnormals and the
+    sign of zeros kept).
+    """
+    return _apply("tanh", x, model)
 
 
 def exp2_bits(x: Array, tables: Tables, *, model: str) -> Array:
@@ -125,6 +140,11 @@ def reciprocal_bits(x: Array, tables: Tables, *, model: str) -> Array:
     return _rule("reciprocal", model)(x, tables)
 
 
+def tanh_bits(x: Array, tables: Tables, *, model: str) -> Array:
+    """tanh x of float32 bits by a named model: uint32 in and out, for use inside compiled code."""
+    return _rule("tanh", model)(x, tables)
+
+
 Rule = Callable[[Array, Tables], Array]
 
 _RULES: dict[tuple[str, str], tuple[Rule, tuple[str, ...]]] = {
@@ -132,7 +152,11 @@ _RULES: dict[tuple[str, str], tuple[Rule, tuple[str, ...]]] = {
     ("exp2", "polynomial3"): (lambda x, tables: polynomial.exp2_bits(x), ()),
     ("exp2", "correct"): (lambda x, tables: correct.exp2_bits(x), ()),
     ("log2", "mufu.sm90"): (mufu.log2_bits, mufu.LG2),
+    ("log2", "correct"): (lambda x, tables: correct_log2.log2_bits(x), ()),
     ("reciprocal", "mufu.sm90"): (mufu.reciprocal_bits, mufu.RCP),
+    ("reciprocal", "correct"): (lambda x, tables: _float32.divide(_float32.ONE, x), ()),
+    ("tanh", "mufu.sm90"): (mufu.tanh_bits, mufu.TANH),
+    ("tanh", "correct"): (lambda x, tables: correct_tanh.tanh_bits(x), ()),
 }
 """Of each function and model, the rule on bits and the tables it reads."""
 

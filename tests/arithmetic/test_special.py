@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flamia_ref import arithmetic
-from flamia_ref.arithmetic import correct, mufu, polynomial, special
+from flamia_ref import _float32, arithmetic
+from flamia_ref.arithmetic import correct, correct_log2, correct_tanh, mufu, polynomial, special
 from flamia_ref.evidence import Evidence
 
 PAIRS = [
@@ -18,7 +18,11 @@ PAIRS = [
     ("exp2", "polynomial3"),
     ("exp2", "correct"),
     ("log2", "mufu.sm90"),
+    ("log2", "correct"),
     ("reciprocal", "mufu.sm90"),
+    ("reciprocal", "correct"),
+    ("tanh", "mufu.sm90"),
+    ("tanh", "correct"),
 ]
 X = np.array([[0.5, 1.0, 2.75, 100.0], [1e-40, np.inf, np.nan, -3.0]], dtype=np.float32)
 
@@ -85,18 +89,41 @@ def test_some_values() -> None:
     assert arithmetic.exp2(np.float32(np.nan), "polynomial3").view(np.uint32) == 0
     assert arithmetic.log2(np.float32(8), "mufu.sm90") == 3
     assert arithmetic.reciprocal(np.float32(-0.25), "mufu.sm90") == -4
+    np.testing.assert_array_equal(
+        arithmetic.log2(np.float32([0, 2.0**-149, 0.5, 1, 8, np.inf]), "correct"),
+        [-np.inf, -149, -1, 0, 3, np.inf],
+    )
+    assert np.isnan(arithmetic.log2(np.float32(-1), "correct"))
+    np.testing.assert_array_equal(
+        arithmetic.reciprocal(np.float32([2, -0.25, np.inf, -0.0, 2.0**127]), "correct"),
+        [0.5, -4, 0, -np.inf, 2.0**-127],
+    )
+    # 0.76159415595576... is 0.66 of a unit above 0x3f42f7d5 (OEIS A073744).
+    assert arithmetic.tanh(np.float32(1), "correct").view(np.uint32) == 0x3F42F7D6
+    np.testing.assert_array_equal(
+        arithmetic.tanh(np.float32([-np.inf, -20, 1e-30, 20]), "correct"),
+        np.float32([-1, -1, 1e-30, 1]),
+    )
 
 
 @pytest.mark.parametrize("x", [
     X.astype(np.float64), X.astype(np.float16), X.astype(ml_dtypes.bfloat16), X.view(np.uint32),
     X.astype(">f4"), 1.0, [1.0, 2.0], None, "1", jnp.zeros(3, dtype=jnp.int32),
 ], ids=str)  # fmt: skip
-@pytest.mark.parametrize("function", ["exp2", "log2", "reciprocal"])
-def test_wrong_type(function: str, x: Any) -> None:
+@pytest.mark.parametrize(
+    ("function", "model"),
+    [
+        ("exp2", "mufu.sm90"),
+        ("log2", "mufu.sm90"),
+        ("reciprocal", "mufu.sm90"),
+        ("tanh", "correct"),
+    ],
+)
+def test_wrong_type(function: str, model: str, x: Any) -> None:
     with pytest.raises(
         TypeError, match=f"{function} takes a float32 array, not .*convert"
     ) as error:
-        getattr(arithmetic, function)(x, "mufu.sm90")
+        getattr(arithmetic, function)(x, model)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 160
 
@@ -104,8 +131,9 @@ def test_wrong_type(function: str, x: Any) -> None:
 @pytest.mark.parametrize(("function", "model", "message"), [
     ("exp2", "mufu.sm9", "unknown exp2 model 'mufu.sm9'; did you mean 'mufu.sm90'"),
     ("exp2", "corect", "unknown exp2 model 'corect'; did you mean 'correct'"),
-    ("log2", "correct", "unknown log2 model 'correct'; allowed: mufu.sm90"),
-    ("reciprocal", None, "unknown reciprocal model None; allowed: mufu.sm90"),
+    ("log2", "polynomial3", "unknown log2 model 'polynomial3'; allowed: mufu.sm90, correct"),
+    ("reciprocal", None, "unknown reciprocal model None; allowed: mufu.sm90, correct"),
+    ("tanh", "corect", "unknown tanh model 'corect'; did you mean 'correct'"),
     ("reciprocal", ["mufu.sm90"], "unknown reciprocal model"),
 ])  # fmt: skip
 def test_unknown_model(function: str, model: Any, message: str) -> None:
@@ -127,9 +155,23 @@ def test_models() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "rule"), [("correct", correct.exp2_bits), ("polynomial3", polynomial.exp2_bits)]
+    ("function", "model", "rule"),
+    [
+        ("exp2", "correct", correct.exp2_bits),
+        ("exp2", "polynomial3", polynomial.exp2_bits),
+        ("log2", "correct", correct_log2.log2_bits),
+        ("reciprocal", "correct", lambda x: _float32.divide(_float32.ONE, x)),
+        ("tanh", "correct", correct_tanh.tanh_bits),
+    ],
 )
-def test_models_that_need_no_tables(model: str, rule: Callable[[Any], Any]) -> None:
+def test_models_that_need_no_tables(function: str, model: str, rule: Callable[[Any], Any]) -> None:
+    call = getattr(special, f"{function}_bits")
     for x in (X.view(np.uint32), jnp.asarray(X.view(np.uint32))):
-        bits = special.exp2_bits(x, mufu.Tables(), model=model)
+        bits = call(x, mufu.Tables(), model=model)
         np.testing.assert_array_equal(np.asarray(bits), rule(X.view(np.uint32)))
+
+
+@pytest.mark.parametrize("function", arithmetic.SPECIAL_MODELS["correct"].functions)
+def test_the_correct_models_have_no_derivative(function: str) -> None:
+    with pytest.raises(TypeError, match=f"{function} has no derivative here"):
+        jax.grad(lambda x: getattr(arithmetic, function)(x, "correct"))(jnp.float32(1.5))
