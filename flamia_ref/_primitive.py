@@ -14,6 +14,7 @@ from flamia_ref._backend import Array, namespace, uses_jax
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+_LANES = 1 << 14
 _TILE = 128  # rows and columns of lanes that a CPU works on at a time: they fit its cache
 
 
@@ -24,14 +25,17 @@ def _tile_by_tile(function: Callable[..., Array], *operands: Array) -> Array:
     """
     *others, lanes = operands
     shape = lanes.shape
-    if len(shape) < 2 or 0 in shape or (len(shape) == 2 and max(shape) <= _TILE):
+    most = (_TILE, _TILE)
+    if len(shape) == 1:  # a row of dot products, as long as a tile
+        others, lanes, most = [x[:, None] for x in others], lanes[None], (1, _LANES)
+    whole = (int(np.prod(lanes.shape[:-2], dtype=np.int64)), *lanes.shape[-2:])
+    if 0 in shape or (lanes.ndim == 2 and whole[1] <= most[0] and whole[2] <= most[1]):
         return function(*operands)
-    whole = (int(np.prod(shape[:-2], dtype=np.int64)), *shape[-2:])
-    at_once = max(1, _TILE * _TILE // (whole[1] * whole[2]))
-    axes = [_tiles(size, most) for size, most in zip(whole, (at_once, _TILE, _TILE), strict=True)]
+    at_once = max(1, _LANES // (whole[1] * whole[2]))
+    axes = [_tiles(size, at_most) for size, at_most in zip(whole, (at_once, *most), strict=True)]
     starts = np.array(list(itertools.product(*(starts for starts, _ in axes))), dtype=np.int32)
     sizes = tuple(size for _, size in axes)
-    laid_out = [_as_matrices(x, shape) for x in (*others, lanes[None])]
+    laid_out = [_as_matrices(x, lanes.shape) for x in (*others, lanes[None])]
 
     def on_parts(parts: list[Array]) -> Array:
         if sizes[0] > 1:
