@@ -1,23 +1,26 @@
-"""exp2, log2 and reciprocal as the special function unit of sm_90 computes them.
+"""exp2, log2, reciprocal and tanh as the special function unit of sm_90 computes them.
 
-What ``ex2.approx.ftz.f32``, ``lg2.approx.ftz.f32`` and ``rcp.approx.ftz.f32`` returned on an NVIDIA
-H200 (sm_90, CUDA 13.0) for each of the 2^32 float32 inputs, as four tables of 2^23 results and a
-rule around each. Other architectures, sm_100 included, were not measured.
+What ``ex2.approx.ftz.f32``, ``lg2.approx.ftz.f32``, ``rcp.approx.ftz.f32`` and ``tanh.approx.f32``
+return on an NVIDIA H200 (sm_90, CUDA 13.0) for each of the 2^32 float32 inputs. Other
+architectures, sm_100 included, were not measured.
 
-A table is stored as its difference from a correctly rounded one and rebuilt on first use; its
-sha256 is checked, so a result never depends on the machine it was rebuilt on. The tables are
-arguments of the functions here: 32 MB each, they must not become constants of a compiled program.
+The unit interpolates by a polynomial of degree 2 in fixed point. The leading bits of an argument
+choose a segment with three coefficients; the next 17 (reciprocal: 16) are the place x in it; and
+
+    y = 2^13 c0 + bias + c1 x + c2 s(x)
+
+counts 2^-39, where s(x) is x^2 in units of 2^19 without the partial products below one unit. y is
+exact; the result is y cut to 24 bits. The form is that of the unit that Oberman and Siu describe
+("A high-performance area-efficient multifunction interpolator", 17th IEEE Symposium on Computer
+Arithmetic, 2005); the widths, the cut of s, the coefficients and the biases were found from the
+measured results (docs/decisions/022-mufu-tables.md says how) and give all of them.
 """
 
 from __future__ import annotations
 
+import csv
 import functools
 import hashlib
-import io
-import lzma
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from decimal import Context, Decimal
 from importlib import resources
 from types import ModuleType
 from typing import NamedTuple
@@ -28,80 +31,69 @@ from numpy.typing import NDArray
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
 from flamia_ref._errors import unknown_name
-from flamia_ref.arithmetic import correct
-
-ENTRIES = 1 << 23
-"""Entries of a table: one for each mantissa."""
-
-DIGESTS = {
-    "ex2": "b2a42c4a626469c986e33e43f16f41bde9d84de94347cd9ceaa1bd68d36bcdf0",
-    "rcp": "c408381446132e07fa5581e930dc33fb790bea7ec4276ef3621e322df2492a55",
-    "lg2_above": "7fd9be9a924e40a0ee18ba20e7f5158135112947597c8dd86131d3d4d8f9dbfa",
-    "lg2_below": "883e42d8f751983063b4c93a966fba006f08c1e111d90fe20e0fee3dd67ddd22",
-}
-"""sha256 of each table as little-endian uint32."""
-
-_WITH_EXCEPTIONS = ("lg2_above", "lg2_below")
-_EXCEPTION = -128  # a difference that does not fit: the result itself is in the exceptions file
-_MANTISSA = np.uint32(ENTRIES - 1)
-_HIDDEN = np.uint32(ENTRIES)
-_NEGATIVE_INFINITY = _float32.INFINITY | _float32.SIGN
-_CHUNK = 1 << 16
-_128, _MINUS_126 = np.uint32(0x43000000), np.uint32(0xC2FC0000)
-
-# Results of the platform's float64 log2 this near to halfway between two float32 (in units of the
-# last place of float64) are decided by `decimal`. The best known libraries err by 1, the worst by 4.
-_LOG2_MARGIN = 256
 
 
 class Tables(NamedTuple):
-    """float32 results as uint32 [2^23]; None for a table that was not asked for."""
+    """Coefficients as int32 [3, segments], rows c0, c1, c2; None for a table not asked for."""
 
     ex2: Array = None
-    """2^x at x = i 2^-23."""
+    """2^x in [0, 1), 64 segments."""
     rcp: Array = None
-    """1 / x at x = 1 + i 2^-23."""
-    lg2_above: Array = None
-    """log2 x at x = 1 + i 2^-23."""
-    lg2_below: Array = None
-    """log2 x at x = (1 + i 2^-23) / 2."""
+    """1 / x in [1, 2), 128 segments."""
+    lg2: Array = None
+    """log2 x in [1, 2), 64 segments."""
+    tanh: Array = None
+    """tanh x in [2^-8, 8), 51 segments."""
 
 
-EX2, RCP, LG2 = ("ex2",), ("rcp",), ("lg2_above", "lg2_below")
-"""The tables that exp2, reciprocal and log2 read."""
+EX2, RCP, LG2, TANH = ("ex2",), ("rcp",), ("lg2",), ("tanh",)
+"""The tables that exp2, reciprocal, log2 and tanh read."""
+
+DIGESTS = {
+    "ex2": "96a79910e7e56ac3219a013d2c4cf690a7ecf4ee297b244a791acafe13bac731",
+    "rcp": "4a68a5e2289e261d2e9f1b98bf99121990d3130d1ee1e65436543da4ab35e5a2",
+    "lg2": "a0e34f9ac360f2cf2ca42d3c429c01a9e1c30d3373cfc2f933196a8e8671d9c8",
+    "tanh": "9d9a814cfb88ff0426e2251f024dc653f246d890da0783de97e5c7181ae42b58",
+}
+"""sha256 of each table as little-endian int32."""
+
+_PLACE_BITS = 17
+_PLACE = np.uint32((1 << _PLACE_BITS) - 1)
+_DROPPED = 19  # partial products of the square below 2^19 are left out
+_FRACTION_BITS = 39  # y counts 2^-39
+_COEFFICIENT_BITS = 26  # c0 counts 2^-26
+_LOG2_KEPT = np.int64(-8)
+_EX2_BIAS, _RCP_BIAS, _LG2_BIAS, _TANH_BIAS = 4036, 2023, 1672, 0
+
+_MANTISSA = np.uint32((1 << 23) - 1)
+_HIDDEN = np.uint32(1 << 23)
+_NEGATIVE_INFINITY = _float32.INFINITY | _float32.SIGN
+_128, _MINUS_126 = np.uint32(0x43000000), np.uint32(0xC2FC0000)
+_TANH_LOW, _TANH_HIGH = 119, 130  # biased exponents of 2^-8 and 8
+# Of the binades between them: the first segment, and the bits of a mantissa that are not used.
+_TANH_FIRST = np.array([0, 1, 2, 3, 5, 7, 11, 15, 19, 27, 43], dtype=np.uint32)
+_TANH_UNUSED = np.array([6, 6, 6, 5, 5, 4, 4, 4, 3, 2, 3], dtype=np.uint32)
 
 
 def tables(xp: ModuleType, names: tuple[str, ...] = Tables._fields) -> Tables:
-    """The named tables as arrays of `xp`, numpy or jax.numpy, built once and kept.
+    """The named tables as arrays of `xp`, numpy or jax.numpy: 4 KB in all.
 
-    The first call takes up to 0.3 s a table. A table takes 32 MB in each library that asked for it.
-
-    Raises ValueError for an unknown name, RuntimeError where a data file is damaged.
+    Raises ValueError for an unknown name, RuntimeError where the data file is damaged.
     """
     for name in names:
         if name not in DIGESTS:
             raise unknown_name("table", name, DIGESTS)
     get = host_table if xp is np else _device_table
-    with ThreadPoolExecutor(
-        len(DIGESTS)
-    ) as threads:  # building one is mostly outside the interpreter
-        list(threads.map(host_table, names))
     return Tables(**{name: get(name) for name in names})
 
 
 @functools.cache
-def host_table(name: str) -> NDArray[np.uint32]:
+def host_table(name: str) -> NDArray[np.int32]:
     """One table, read-only."""
-    table = _REFERENCES[name]()
-    differences = np.frombuffer(lzma.decompress(_data(f"{name}.i8.xz")), dtype=np.int8)
-    if differences.shape == table.shape:
-        for start in range(0, ENTRIES, _CHUNK):
-            part = differences[start : start + _CHUNK].astype(np.int32)
-            table[start : start + _CHUNK] += part.view(np.uint32)
-    if name in _WITH_EXCEPTIONS:
-        with np.load(io.BytesIO(_data(f"{name}_exceptions.npz"))) as stored:
-            table[stored["index"]] = stored["bits"]
-    digest = hashlib.sha256(table.astype("<u4", copy=False).data).hexdigest()
+    rows = [row for row in csv.DictReader(_data().splitlines()) if row["function"] == name]
+    columns = [[int(row[column]) for row in rows] for column in ("c0", "c1", "c2")]
+    table = np.array(columns, dtype=np.int32)
+    digest = hashlib.sha256(table.astype("<i4").tobytes()).hexdigest()
     if digest != DIGESTS[name]:
         raise RuntimeError(
             f"table {name!r} has sha256 {digest[:12]}..., it must be {DIGESTS[name][:12]}...: "
@@ -109,6 +101,10 @@ def host_table(name: str) -> NDArray[np.uint32]:
         )
     table.flags.writeable = False
     return table
+
+
+def _data() -> str:
+    return (resources.files("flamia_ref.arithmetic") / "data" / "mufu.csv").read_text("ascii")
 
 
 @functools.cache
@@ -120,61 +116,35 @@ def _device_table(name: str) -> Array:
         return jax.numpy.asarray(host_table(name))
 
 
-def _data(name: str) -> bytes:
-    return (resources.files("flamia_ref.arithmetic") / "data" / name).read_bytes()
+@_backend.jit
+def truncated_square(x: Array) -> Array:
+    """x^2 in units of 2^19 without its partial products below 2^19: uint32 in (17 bits) and out.
+
+    x^2 is the sum over bits i of 2^(2i), and over pairs i > j of 2^(i + j + 1).
+    """
+    total = None
+    for i in range(10, _PLACE_BITS):  # below bit 10 every partial product is left out
+        lowest = _DROPPED - 1 - i
+        pairs = (x & np.uint32((1 << i) - (1 << lowest))) >> np.uint32(lowest)
+        row = pairs + np.uint32(1 << (2 * i - _DROPPED))
+        row = row * ((x >> np.uint32(i)) & np.uint32(1))
+        total = row if total is None else total + row
+    return total
 
 
-def _rounded_exp2() -> NDArray[np.uint32]:
-    """2^x rounded to nearest at x = i 2^-23."""
-    position = np.arange(1 << 16, dtype=np.int32).reshape(-1, 256, 1)
-    rest = np.arange(1 << 7, dtype=np.uint64) << np.uint64(25)
-    table = np.empty((256, 256, 128), dtype=np.uint32)
-    half = np.uint64(1 << 38)
-    for rows, target in zip(position, table, strict=True):
-        significand = (correct.power_of_fraction(rows, rest) + half) >> np.uint64(39)
-        target[:] = significand + np.uint64(126 << 23)
-    return table.reshape(-1)
+def _interpolated(table: Array, segment: Array, place: Array, square: Array, bias: int) -> Array:
+    """y in units of 2^-39, int64."""
+    segment = segment.astype(np.int32)
+    c0, c1, c2 = (_backend.gather(row, segment).astype(np.int64) for row in table)
+    line = (c0 << (_FRACTION_BITS - _COEFFICIENT_BITS)) + bias + c1 * place.astype(np.int64)
+    return line + c2 * square.astype(np.int64)
 
 
-def _rounded_reciprocal() -> NDArray[np.uint32]:
-    """1/x rounded to nearest at x = 1 + i 2^-23: one IEEE division."""
-    table = np.arange(0x3F800000, 0x40000000, dtype=np.uint32)
-    for start in range(0, ENTRIES, _CHUNK):
-        x = table[start : start + _CHUNK].view(np.float32)
-        np.divide(np.float32(1), x, out=x)
-    return table
-
-
-def _rounded_log2(scale: float) -> NDArray[np.uint32]:
-    """log2(x) rounded to nearest at x = scale (1 + i 2^-23), whatever the platform's log2."""
-    table = np.empty(ENTRIES, dtype=np.uint32)
-    for start in range(0, ENTRIES, _CHUNK):
-        x = np.arange(ENTRIES + start, ENTRIES + start + _CHUNK) * (scale / ENTRIES)
-        wide = np.log2(x)
-        rounded = wide.astype(np.float32).view(np.uint32)
-        dropped = (wide.view(np.uint64) & np.uint64((1 << 29) - 1)).astype(np.int32)
-        for i in np.flatnonzero(np.abs(dropped - (1 << 28)) <= _LOG2_MARGIN):
-            rounded[i] = _decided_log2(float(x[i]), float(wide[i]))
-        table[start : start + _CHUNK] = rounded
-    return table
-
-
-def _decided_log2(x: float, near: float) -> np.uint32:
-    """log2(x) rounded to nearest, where `near` is close to it and to halfway between two float32."""
-    pattern = np.array(near).view(np.uint64) >> np.uint64(29) << np.uint64(29)
-    halfway = (pattern | np.uint64(1 << 28)).view(np.float64)
-    context = Context(prec=40)
-    exact = context.divide(context.ln(Decimal(x)), context.ln(Decimal(2)))
-    away = abs(exact) > abs(Decimal(float(halfway)))
-    return np.uint32(int(pattern.view(np.float64).astype(np.float32).view(np.uint32)) + away)
-
-
-_REFERENCES: dict[str, Callable[[], NDArray[np.uint32]]] = {
-    "ex2": _rounded_exp2,
-    "rcp": _rounded_reciprocal,
-    "lg2_above": lambda: _rounded_log2(1.0),
-    "lg2_below": lambda: _rounded_log2(0.5),
-}
+def _cut(y: Array) -> Array:
+    """float32 bits of y 2^-39 rounded toward zero, for int64 y in [1, 2^53)."""
+    # A float64 holds y; its exponent is biased by 1023, that of a float32 by 127.
+    wide = _backend.bits(y.astype(np.float64)) >> np.uint64(29)
+    return (wide - np.uint64((1023 - 127 + _FRACTION_BITS) << 23)).astype(np.uint32)
 
 
 def _flushed(x: Array) -> Array:
@@ -201,8 +171,10 @@ def exp2_bits(x: Array, tables: Tables) -> Array:
     # A negative position is the one's complement, except where the cut argument is an integer.
     below = xp.where((cut & _MANTISSA) == 0, ~cut + np.uint32(1), ~cut)
     position = xp.where(negative, below, cut)
-    entry = _backend.gather(tables.ex2, position & _MANTISSA)
-    result = entry + (position & ~_MANTISSA)
+    place = position & _PLACE
+    segment = (position & _MANTISSA) >> np.uint32(_PLACE_BITS)
+    y = _interpolated(tables.ex2, segment, place, truncated_square(place), _EX2_BIAS)
+    result = _cut(y) + (position & ~_MANTISSA)
     result = xp.where(~negative & (magnitude >= _128), _float32.INFINITY, result)
     result = xp.where(negative & (x > _MINUS_126), np.uint32(0), result)
     return xp.where(_float32.is_nan(x), _float32.NAN, result)
@@ -218,9 +190,14 @@ def reciprocal_bits(x: Array, tables: Tables) -> Array:
     x = _flushed(x)
     sign = x & _float32.SIGN
     magnitude = x & _float32.MAGNITUDE
+    mantissa = x & _MANTISSA
+    # The square is that of a place of 17 bits whose last bit is 0.
+    place = mantissa & (_PLACE >> np.uint32(1))
+    square = truncated_square(place << np.uint32(1))
+    segment = mantissa >> np.uint32(_PLACE_BITS - 1)
+    y = _interpolated(tables.rcp, segment, place, square, _RCP_BIAS)
     # The exponent of the result is two too large, so that it stays positive.
-    entry = _backend.gather(tables.rcp, x & _MANTISSA) + np.uint32(129 << 23)
-    result = entry - (magnitude & _float32.INFINITY)
+    result = _cut(y) + np.uint32(129 << 23) - (magnitude & _float32.INFINITY)
     normal = result >= np.uint32(3 << 23)
     result = xp.where(normal, result - np.uint32(2 << 23), np.uint32(0))
     result = xp.where(magnitude == 0, _float32.INFINITY, result)
@@ -230,23 +207,44 @@ def reciprocal_bits(x: Array, tables: Tables) -> Array:
 
 @_backend.jit
 def log2_bits(x: Array, tables: Tables) -> Array:
-    """log2 x of float32 bits by tables lg2_above and lg2_below: uint32 bits in and out.
+    """log2 x of float32 bits by table lg2: uint32 bits in and out.
 
     Subnormal inputs count as zeros and give -infinity, negative ones NaN.
     """
     xp = _backend.namespace(x)
     x = _flushed(x)
     mantissa = x & _MANTISSA
-    exponent = ((x & _float32.INFINITY) >> np.uint32(23)).astype(np.int32) - 127
-    above = exponent >= 0
-    entry = xp.where(
-        above,
-        _backend.gather(tables.lg2_above, mantissa),
-        _backend.gather(tables.lg2_below, mantissa),
-    )
-    whole = _float32.from_int32(xp.where(above, exponent, exponent + 1))
-    result = _float32.add(whole, entry, rounding="toward_zero")
+    place = mantissa & _PLACE
+    segment = mantissa >> np.uint32(_PLACE_BITS)
+    y = _interpolated(tables.lg2, segment, place, truncated_square(place), _LG2_BIAS)
+    # The bias is 2 more where c1 / 2 is odd.
+    y = y + (_backend.gather(tables.lg2[1], segment.astype(np.int32)) & 2).astype(np.int64)
+    exponent = ((x & _float32.INFINITY) >> np.uint32(23)).astype(np.int64) - 127
+    total = y + (exponent << _FRACTION_BITS)
+    # The magnitude of a negative sum is its one's complement, on multiples of 2^-36.
+    result = _cut(xp.where(total < 0, ~total, total) & _LOG2_KEPT)
+    result = xp.where(total < 0, result | _float32.SIGN, result)
+    result = xp.where(x == _float32.ONE, np.uint32(0), result)
     result = xp.where((x & _float32.SIGN) != 0, _float32.NAN, result)
     result = xp.where(_float32.is_zero(x), _NEGATIVE_INFINITY, result)
     result = xp.where(x == _float32.INFINITY, _float32.INFINITY, result)
+    return xp.where(_float32.is_nan(x), _float32.NAN, result)
+
+
+@_backend.jit
+def tanh_bits(x: Array, tables: Tables) -> Array:
+    """tanh x of float32 bits by table tanh: uint32 bits in and out.
+
+    Below 2^-8 the result is x, subnormals included; from 8 on it is 1 with the sign of x.
+    """
+    xp = _backend.namespace(x)
+    magnitude = x & _float32.MAGNITUDE
+    binade = (magnitude >> np.uint32(23)).astype(np.int32)
+    among = xp.clip(binade, _TANH_LOW, _TANH_HIGH - 1) - _TANH_LOW
+    used = (magnitude & _MANTISSA) >> _backend.gather(_TANH_UNUSED, among)
+    place = used & _PLACE
+    segment = _backend.gather(_TANH_FIRST, among) + (used >> np.uint32(_PLACE_BITS))
+    y = _interpolated(tables.tanh, segment, place, truncated_square(place), _TANH_BIAS)
+    result = xp.where(binade < _TANH_LOW, magnitude, _cut(y))
+    result = xp.where(binade >= _TANH_HIGH, _float32.ONE, result) | (x & _float32.SIGN)
     return xp.where(_float32.is_nan(x), _float32.NAN, result)

@@ -1,104 +1,120 @@
-"""ex2.approx.ftz, lg2.approx.ftz and rcp.approx.ftz of sm_90, one table entry at a time.
+"""ex2.approx.ftz, lg2.approx.ftz, rcp.approx.ftz and tanh.approx of sm_90, one result at a time.
 
-An entry is the correctly rounded float32 plus a stored difference. The first is computed here by
-``decimal`` (or exactly, for the reciprocal), the second is read from the data files. The models
-around the tables are those measured over all 2**32 inputs on an NVIDIA H200.
+An entry is the value of a polynomial of degree 2 on integers, cut to 24 bits. Its coefficients are
+data, read from the package; what an NVIDIA H200 returned for all 2**32 inputs holds them, by digests
+of whole tables. Here the truncated square is summed pair by pair, the rest is Python integers and
+fractions. The models around the tables are those measured over all inputs.
 """
 
-import lzma
-from collections.abc import Callable, Mapping
-from decimal import Context, Decimal
+import csv
+from collections.abc import Mapping
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from tests.independent import float32
 
-DATA = Path(__file__).parents[2] / "flamia_ref" / "arithmetic" / "data"
+DATA = Path(__file__).parents[2] / "flamia_ref" / "arithmetic" / "data" / "mufu.csv"
+
 ENTRIES = 1 << 23
-# An int8 difference of -128 says that the true bits are in the table's exceptions file.
-EXCEPTION = -128
+PLACES = 1 << 17
+UNIT = Fraction(1, 1 << 39)  # of the interpolated value
+C0_UNIT = 1 << 13
+TABLES = ("ex2", "rcp", "lg2_above", "lg2_below", "tanh")
 
-_CONTEXT = Context(prec=60)
-_LN2 = Decimal(2).ln(_CONTEXT)
-# decimal's exp, ln and division are correctly rounded at 60 digits; what is built from a few of
-# them is good to 50 digits with room to spare.
-_RELATIVE_ERROR = Fraction(1, 10**50)
-
-
-def _round_surely(x: Decimal) -> int:
-    """x to float32, provided that every real within its error bound rounds to the same bits."""
-    exact = Fraction(x)
-    bits = float32.nearest(exact)
-    for bound in (exact * (1 - _RELATIVE_ERROR), exact * (1 + _RELATIVE_ERROR)):
-        if float32.nearest(bound) != bits:
-            raise ArithmeticError(f"{x} is too near a rounding boundary: compute more digits")
-    return bits
-
-
-def _decimal(x: Fraction) -> Decimal:
-    """x as a Decimal; exact for the arguments used here, which have at most 24 binary places."""
-    return _CONTEXT.divide(Decimal(x.numerator), Decimal(x.denominator))
-
-
-def rounded_power(index: int) -> int:
-    """2**x rounded to nearest float32 at x = index * 2**-23, in [0, 1)."""
-    x = _decimal(Fraction(index, ENTRIES))
-    return _round_surely(_CONTEXT.exp(_CONTEXT.multiply(x, _LN2)))
-
-
-def rounded_reciprocal(index: int) -> int:
-    """1 / x rounded to nearest float32 at x = 1 + index * 2**-23, in [1, 2)."""
-    return float32.nearest(Fraction(ENTRIES, ENTRIES + index))
-
-
-def rounded_logarithm_above(index: int) -> int:
-    """log2(x) rounded to nearest float32 at x = 1 + index * 2**-23, in [1, 2)."""
-    return _rounded_logarithm(Fraction(ENTRIES + index, ENTRIES))
-
-
-def rounded_logarithm_below(index: int) -> int:
-    """log2(x) rounded to nearest float32 at x = 1/2 + index * 2**-24, in [1/2, 1)."""
-    return _rounded_logarithm(Fraction(ENTRIES + index, 2 * ENTRIES))
-
-
-def _rounded_logarithm(x: Fraction) -> int:
-    return _round_surely(_CONTEXT.divide(_CONTEXT.ln(_decimal(x)), _LN2))
-
-
-REFERENCES: Mapping[str, Callable[[int], int]] = {
-    "ex2": rounded_power,
-    "rcp": rounded_reciprocal,
-    "lg2_above": rounded_logarithm_above,
-    "lg2_below": rounded_logarithm_below,
-}
+BIAS: Mapping[str, int] = {"ex2": 2 * 0x7E2, "rcp": 0x7E7, "lg2": 2 * 0x344, "tanh": 0}
+# log2 |x| rounded down -> number of segments of equal width there.
+TANH_SEGMENTS = {-8: 1, -7: 1, -6: 1, -5: 2, -4: 2, -3: 4, -2: 4, -1: 4, 0: 8, 1: 16, 2: 8}
 
 
 @cache
-def differences(table: str) -> bytes:
-    """The stored differences of one table, 2**23 int8 values as bytes."""
-    return lzma.decompress((DATA / f"{table}.i8.xz").read_bytes())
+def segments() -> Mapping[str, list[tuple[int, int, int]]]:
+    """Function -> its coefficients (c0, c1, c2), a triple for each segment, in order."""
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    with DATA.open(encoding="ascii", newline="") as stored:
+        for row in csv.DictReader(stored):
+            triples = found.setdefault(row["function"], [])
+            if int(row["segment"]) != len(triples):
+                raise ValueError(f"{DATA.name}: the segments of {row['function']} are out of order")
+            triples.append((int(row["c0"]), int(row["c1"]), int(row["c2"])))
+    return found
+
+
+def truncated_square(x: int) -> int:
+    """x * x without the partial products below 2**19, divided by 2**19."""
+    ones = [bit for bit in range(x.bit_length()) if x >> bit & 1]
+    total = sum(1 << 2 * i for i in ones if 2 * i >= 19)
+    total += sum(2 << i + j for i in ones for j in ones if j < i and i + j + 1 >= 19)
+    return total >> 19
 
 
 @cache
-def exceptions(table: str) -> Mapping[int, int]:
-    """Index -> float32 bits for the entries whose difference does not fit."""
-    if table not in ("lg2_above", "lg2_below"):
-        return {}
-    with np.load(DATA / f"{table}_exceptions.npz") as stored:
-        return dict(zip(stored["index"].tolist(), stored["bits"].tolist(), strict=True))
+def truncated_squares() -> npt.NDArray[np.int64]:
+    """All 2**17 of them."""
+    x = np.arange(PLACES)
+    ones = [x >> bit & 1 for bit in range(17)]
+    total = np.zeros(PLACES, dtype=np.int64)
+    for i in range(17):
+        for j in range(17):  # a pair of different bits comes twice
+            weight = i + j if i == j else i + j + 1
+            if weight >= 19:
+                total += (ones[i] & ones[j]) << i + j
+    return total >> 19
+
+
+def bias(function: str, c1: int) -> int:
+    """What is added to every value of a segment; for log2 2 more where half of c1 is odd."""
+    return BIAS[function] + (2 if function == "lg2" and c1 // 2 % 2 else 0)
+
+
+def interpolated(function: str, segment: int, place: int) -> int:
+    """In units of 2**-39; the place has 17 bits."""
+    c0, c1, c2 = segments()[function][segment]
+    linear = place // 2 if function == "rcp" else place
+    return C0_UNIT * c0 + bias(function, c1) + c1 * linear + c2 * truncated_square(place)
+
+
+def whole_intervals(function: str) -> npt.NDArray[np.int64]:
+    """`interpolated` at every place of every segment: [segments, 2**17]."""
+    c0, c1, c2 = np.array(segments()[function], dtype=np.int64).T[:, :, None]
+    biases = np.array([[bias(function, c1)] for _, c1, _ in segments()[function]])
+    place = np.arange(PLACES)
+    linear = place // 2 if function == "rcp" else place
+    value: npt.NDArray[np.int64] = C0_UNIT * c0 + biases + c1 * linear + c2 * truncated_squares()
+    return value
 
 
 @cache
-def entry(table: str, index: int) -> int:
-    """float32 bits of one entry of table ``ex2``, ``rcp``, ``lg2_above`` or ``lg2_below``."""
-    byte = differences(table)[index]
-    difference = byte - 256 if byte >= 128 else byte
-    if difference == EXCEPTION:
-        return exceptions(table)[index]
-    return REFERENCES[table](index) + difference
+def table(name: str) -> npt.NDArray[np.int64]:
+    """float32 bits: 2**23 mantissas, or for tanh the 51 * 2**17 places."""
+    value = whole_intervals(name[:3] if name.startswith("lg2") else name)
+    if name == "rcp":
+        value = value[:, ::2]
+    value = value.ravel()
+    if name == "lg2_below":  # minus the one's complement, on multiples of 2**-36
+        value = (1 << 39) - 8 - value // 8 * 8
+    mantissa, exponent = np.frexp(value.astype(np.float64))
+    # A mantissa in [1/2, 1) times 2**24, cut; the value has 39 fraction bits.
+    bits = np.floor(mantissa * 2.0**24).astype(np.int64) + ((exponent.astype(np.int64) + 86) << 23)
+    if name == "lg2_above":
+        bits[0] = 0
+    return bits + (1 << 31) if name == "lg2_below" else bits
+
+
+@cache
+def entry(name: str, index: int) -> int:
+    """float32 bits of one entry of a table of 2**23 entries."""
+    if name == "lg2_above" and index == 0:
+        return 0
+    function = name[:3]
+    segment, place = divmod(index << 1 if function == "rcp" else index, PLACES)
+    value = interpolated(function, segment, place)
+    if name == "lg2_below":
+        return float32.toward_zero(-UNIT * ((1 << 39) - 8 - value // 8 * 8))
+    return float32.toward_zero(UNIT * value)
 
 
 def _flush(bits: int) -> int:
@@ -162,3 +178,26 @@ def log2(bits: int) -> int:
     else:
         part, exponent = entry("lg2_below", mantissa), exponent + 1
     return float32.toward_zero(exponent + float32.value(part))
+
+
+def tanh(bits: int) -> int:
+    """tanh(x) by the sm_90 unit; float32 bits in and out."""
+    if float32.is_nan(bits):
+        return float32.NAN
+    sign = bits & float32.SIGN
+    if float32.is_infinite(bits):
+        return sign | float32.ONE
+    x = abs(float32.value(bits))
+    if x < Fraction(1, 256):
+        return bits
+    if x >= 8:
+        return sign | float32.ONE
+    segment = 0
+    for exponent, count in TANH_SEGMENTS.items():
+        low = float32.power_of_two(exponent)
+        if x < 2 * low:
+            position = int((x / low - 1) * count * PLACES)
+            segment, place = segment + position // PLACES, position % PLACES
+            return sign | float32.toward_zero(UNIT * interpolated("tanh", segment, place))
+        segment += count
+    raise AssertionError(f"{bits:#x} is in no binade of the table")
