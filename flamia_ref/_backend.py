@@ -238,7 +238,7 @@ def scan(step: Callable[[Any, Any], tuple[Any, Any]], state: Any, xs: Sequence[A
     if uses_jax(state, xs):
         import jax
 
-        return jax.lax.scan(lambda state, x: step(state, apart(x)), state, tuple(xs))[0]
+        return jax.lax.scan(step, state, tuple(xs))[0]
     for index in range(len(xs[0])):
         state, _ = step(state, tuple(x[index] for x in xs))
     return state

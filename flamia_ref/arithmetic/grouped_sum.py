@@ -99,6 +99,7 @@ def chain(
             operands.append(by_step(value, scaling.block))
 
     def step(carry: Array, x: tuple[Array, ...]) -> tuple[Array, None]:
+        x = _backend.apart(x)
         a, a_present, b, b_present = x[:4]
         a_exponent, b_exponent = x[4], x[6] if small else x[5]
         old = fused_sum.unpack_accumulator(carry, instruction.result)
