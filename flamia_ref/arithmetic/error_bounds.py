@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from flamia_ref._backend import Array
 from flamia_ref.arithmetic import operands
 from flamia_ref.arithmetic.instructions import Instruction, Result, Summation
-from flamia_ref.arithmetic.interval_operands import (
+from flamia_ref.arithmetic.interval.operands import (
     Given,
     accumulator,
     by_lanes,
@@ -48,13 +48,13 @@ from flamia_ref.arithmetic.interval_operands import (
     row_pair,
     terms_of,
 )
-from flamia_ref.arithmetic.interval_steps import (
+from flamia_ref.arithmetic.interval.steps import (
     FRACTION_BITS,
     Ends,
     accumulator_exponent,
     least_exponent,
 )
-from flamia_ref.arithmetic.interval_terms import (
+from flamia_ref.arithmetic.interval.terms import (
     NOTHING,
     Floats,
     Integers,
@@ -63,7 +63,7 @@ from flamia_ref.arithmetic.interval_terms import (
     place_of,
     power,
 )
-from flamia_ref.arithmetic.interval_value import Interval
+from flamia_ref.arithmetic.interval.value import Interval
 from flamia_ref.arithmetic.operands import Pair
 from flamia_ref.formats import ScalarFormat
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from flamia_ref.arithmetic.interval_float32 import Operand, as_interval
-from flamia_ref.arithmetic.interval_terms import Floats, exponent_of, place_of, power
-from flamia_ref.arithmetic.interval_value import Interval
+from flamia_ref.arithmetic.interval.operations import Operand, as_interval
+from flamia_ref.arithmetic.interval.terms import Floats, exponent_of, place_of, power
+from flamia_ref.arithmetic.interval.value import Interval
 
 _ITERATIONS = 60
 _LEAST, _KEPT = np.int32(-126), np.int32(23)

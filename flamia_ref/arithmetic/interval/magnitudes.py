@@ -46,14 +46,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flamia_ref.arithmetic.instructions import Instruction, Result, Summation
-from flamia_ref.arithmetic.interval_steps import (
+from flamia_ref.arithmetic.interval.steps import (
     FRACTION_BITS,
     Ends,
     accumulator_exponent,
     least_exponent,
     outward_sum,
 )
-from flamia_ref.arithmetic.interval_terms import (
+from flamia_ref.arithmetic.interval.terms import (
     NOTHING,
     Floats,
     Terms,

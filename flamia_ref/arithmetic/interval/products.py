@@ -11,10 +11,12 @@ import numpy as np
 
 from flamia_ref._backend import Array
 from flamia_ref._errors import shown, unknown_name
-from flamia_ref.arithmetic import interval_magnitudes, interval_steps, operands
+from flamia_ref.arithmetic import operands
 from flamia_ref.arithmetic.instructions import Instruction, Result, Summation
-from flamia_ref.arithmetic.interval_magnitudes import Freedom
-from flamia_ref.arithmetic.interval_operands import (
+from flamia_ref.arithmetic.interval import magnitudes
+from flamia_ref.arithmetic.interval import steps as step_sums
+from flamia_ref.arithmetic.interval.magnitudes import Freedom
+from flamia_ref.arithmetic.interval.operands import (
     Given,
     accumulator,
     by_lanes,
@@ -22,10 +24,10 @@ from flamia_ref.arithmetic.interval_operands import (
     row_pair,
     terms_of,
 )
-from flamia_ref.arithmetic.interval_operands import ascending as ascending_result
-from flamia_ref.arithmetic.interval_steps import Ends, Step
-from flamia_ref.arithmetic.interval_terms import Booleans, Floats, Terms
-from flamia_ref.arithmetic.interval_value import Interval, hull
+from flamia_ref.arithmetic.interval.operands import ascending as ascending_result
+from flamia_ref.arithmetic.interval.steps import Ends, Step
+from flamia_ref.arithmetic.interval.terms import Booleans, Floats, Terms
+from flamia_ref.arithmetic.interval.value import Interval, hull
 from flamia_ref.arithmetic.operands import Pair
 from flamia_ref.formats import ScalarFormat
 
@@ -93,8 +95,8 @@ def dot(
         TypeError, ValueError: as `fused_dot`; for unknown orders, `splits` or `promotion` below 1 or both, several
             accumulators with a float16 result, or `splits` in ascending order.
 
-    Evidence: each instruction's own. That no permitted way leaves the interval is derived, in `interval_steps` and
-    `interval_magnitudes`.
+    Evidence: each instruction's own. That no permitted way leaves the interval is derived, in the modules
+    `steps` and `magnitudes` beside this one.
     """
     given = _given(a_format, b_format, a_scales, b_scales, scale_format)
     return _all(row_pair, a, b, c, given, instructions, orders, splits, promotion)
@@ -253,26 +255,26 @@ def _finite(
     if fused and (variants.orders is Orders.ASCENDING or count == 1):
         steps = [Step(terms, index, rules) for index in range(count)]
         if variants.promotion is not None:
-            return interval_steps.promoted(steps, c, variants.promotion)
+            return step_sums.promoted(steps, c, variants.promotion)
         if variants.splits == 1:
-            return interval_steps.in_order(steps, c)
+            return step_sums.in_order(steps, c)
     # Where the elements that share a scale fill whole steps, no order mixes steps.
     block = both.scaling.block if both.scaling is not None else 1
     per_step = max(1, (rules.terms or 1) // block) if variants.orders is Orders.ELEMENTS else 1
     if fused and per_step == 1 and count <= TRIED_STEPS:
         steps = [Step(terms, index, rules) for index in range(count)]
         if variants.promotion is not None:
-            return interval_steps.any_order_promoted(steps, c, variants.promotion)
+            return step_sums.any_order_promoted(steps, c, variants.promotion)
         if variants.splits > 1:
-            return interval_steps.any_tree(steps, c)
-        return interval_steps.any_order(steps, c)
+            return step_sums.any_tree(steps, c)
+        return step_sums.any_order(steps, c)
     units = terms.value.reshape(count * per_step, -1, terms.value.shape[2]).sum(axis=1)
     chains = min(variants.splits, count)
     mixed = variants.orders is Orders.ELEMENTS and per_step > 1
     freedom = Freedom(units, per_step, mixed, chains, variants.promotion, variants.splits > 1)
     infinite = np.isinf(c[0]) | np.isinf(c[1])
     finite = tuple(np.where(infinite, 0.0, end) for end in c)
-    low, high = interval_magnitudes.bounds(terms, (finite[0], finite[1]), freedom, rules)
+    low, high = magnitudes.bounds(terms, (finite[0], finite[1]), freedom, rules)
     low, high = np.where(overflow, -np.inf, low), np.where(overflow, np.inf, high)
     point = infinite & (c[0] == c[1])
     return np.where(point, c[0], low), np.where(point, c[1], high)

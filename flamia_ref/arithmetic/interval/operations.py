@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from flamia_ref.arithmetic import float32, special
 from flamia_ref.arithmetic.float32 import Direction
-from flamia_ref.arithmetic.interval_value import (
+from flamia_ref.arithmetic.interval.value import (
     Booleans,
     Floats,
     Interval,

@@ -26,7 +26,7 @@ from itertools import combinations
 import numpy as np
 
 from flamia_ref.arithmetic.instructions import Instruction, Result
-from flamia_ref.arithmetic.interval_terms import (
+from flamia_ref.arithmetic.interval.terms import (
     NOTHING,
     Floats,
     Integers,

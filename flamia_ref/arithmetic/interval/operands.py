@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flamia_ref import _backend
-from flamia_ref.arithmetic import interval_terms, operands, products
+from flamia_ref.arithmetic import operands, products
 from flamia_ref.arithmetic.instructions import Instruction, Result
-from flamia_ref.arithmetic.interval_terms import Floats, Terms
-from flamia_ref.arithmetic.interval_value import Interval, exactly, floats
+from flamia_ref.arithmetic.interval.terms import Floats, Terms
+from flamia_ref.arithmetic.interval.terms import operand as parts_of
+from flamia_ref.arithmetic.interval.terms import terms as both_terms
+from flamia_ref.arithmetic.interval.value import Interval, exactly, floats
 from flamia_ref.arithmetic.operands import Operand, Pair
 from flamia_ref.formats import FORMATS
 
@@ -95,13 +97,13 @@ def by_lanes(
 def terms_of(both: Pair, rules: Instruction) -> Terms:
     """The terms of a pair of operands."""
     left, right = (
-        interval_terms.operand(codes, FORMATS[name], scales, both.scaling, rules)
+        parts_of(codes, FORMATS[name], scales, both.scaling, rules)
         for codes, name, scales in (
             (both.a, both.a_format, both.a_scales),
             (both.b, both.b_format, both.b_scales),
         )
     )
-    return interval_terms.terms(left, right, rules)
+    return both_terms(left, right, rules)
 
 
 def ascending(both: Pair, c: Floats, rules: Instruction) -> Floats:
