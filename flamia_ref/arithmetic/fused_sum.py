@@ -230,7 +230,7 @@ def _wide_fused_sum(
     for value, exponent in ((a, a_exponent), (b, b_exponent)):
         top = exponent.max(axis=0).astype(np.int32)
         top = xp.where(top == np.int32(FAR), np.int32(0), top)
-        sides.append((value * power_of_two(-top, np.float64)).astype(np.float32))
+        sides.append((value * power_of_two(-top, np.float64)[None]).astype(np.float32))
         tops.append(top)
     shift = tops[0] + tops[1]
     some = largest != np.int32(FAR)

@@ -1,73 +1,82 @@
-"""Makes the rows of `product_rows`: families that aim at one rule of the fused sum each.
+"""How the rows of `product_rows` are built: codes, exponents and scales for what a family asks.
 
 The entries of a row that its family leaves alone are zeros of random sign under random scales,
 which must change nothing.
 """
 
-import functools
+import random
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tests.arithmetic.product_rows import ELEMENTS, K, Row, instruction, results, terms
-from tests.independent import codes, float32
+from tests.arithmetic.product_rows import Case, Row
+from tests.independent import codes
 
 Product = tuple[int, int, int, int]  # exponent, sign, fractions of a and b; see `Maker.code`
-
-
-@functools.cache
-def adversarial(pair: tuple[str, str]) -> tuple[list[Row], npt.NDArray[np.uint32]]:
-    """All rows of a pair of formats, and their results."""
-    rows = list(Maker(pair).rows())
-    return rows, results(rows, pair)
+Pair = tuple[int, int]  # codes of a and b
 
 
 class Maker:
-    """Makes rows for one pair of formats."""
+    """Makes rows for one case."""
 
-    def __init__(self, pair: tuple[str, str], *, seed: int = 0, k: int = K) -> None:
-        self.k = k
-        self.a, self.b = (ELEMENTS[name] for name in pair)
-        self.scaled = instruction(pair) == "sm100.tcgen05.mxf8f6f4"
-        self.terms = terms(pair)
-        self.rng = np.random.default_rng([seed, *(ord(letter) for letter in "".join(pair))])
+    def __init__(self, case: Case, *, seed: int = 0, k: int | None = None) -> None:
+        self.case = case
+        self.k = case.k if k is None else k
+        self.a, self.b = case.elements
+        self.scaled = case.rules.scaled
+        self.terms = case.rules.terms
+        self.stored = case.rules.output.stored
+        # Exponents of normal accumulators.
+        self.c_range = (1 - self.stored.bias, self.stored.bias)
+        self.rng = np.random.default_rng([seed, *case.name.encode()])
+        self.random = random.Random(f"{seed} {case.name}")  # faster for single numbers
 
-    def rows(self) -> Iterator[Row]:
-        families = (
-            self.alignment,
-            self.guard_bits,
-            self.overflow,
-            self.exponent_floor,
-            self.subnormal,
-            self.zeros,
-            self.cancellation,
-            self.specials,
-            self.any_bits,
-            self.any_finite,
-        )
-        for family in families:
-            for row in family():
-                if row is not None:
-                    yield row
-
-    # How rows are built.
+    # Numbers.
 
     def integer(self, low: int, high: int) -> int:
         """From low to high, both included."""
-        return int(self.rng.integers(low, high + 1))
+        return self.random.randint(low, high)
 
     def sign(self) -> int:
         return 1 - 2 * self.integer(0, 1)
 
-    def float32(self, exponent: int, sign: int = 0) -> int:
-        """A float32 in the binade of `exponent`, its last bit set."""
-        pattern = (exponent + 127) << 23 | self.integer(0, (1 << 23) - 1) | 1
-        return pattern | (float32.SIGN if (sign or self.sign()) < 0 else 0)
+    def fraction(self) -> int:
+        """Any fraction of an operand; `plain` takes as many of its bits as there are."""
+        return self.integer(0, (1 << 20) - 1)
+
+    def accumulator(self, exponent: int, sign: int = 0) -> int:
+        """An accumulator in the binade of `exponent`, its last bit set."""
+        low, high = self.c_range
+        exponent = max(low, min(exponent, high))
+        bits = self.stored.fraction_bits
+        pattern = (exponent + self.stored.bias) << bits | self.integer(0, (1 << bits) - 1) | 1
+        return pattern | (self.stored.sign_bit if (sign or self.sign()) < 0 else 0)
+
+    def power(self, exponent: int, sign: int = 1) -> int:
+        """The accumulator sign * 2^exponent, of a normal exponent."""
+        pattern = (exponent + self.stored.bias) << self.stored.fraction_bits
+        return pattern | (self.stored.sign_bit if sign < 0 else 0)
+
+    def special_accumulators(self) -> tuple[list[int], list[int]]:
+        """Infinite accumulators, and NaN ones."""
+        infinity, sign = self.case.rules.output.infinity, self.stored.sign_bit
+        quiet = infinity | 1 << (self.stored.fraction_bits - 1)
+        return [infinity, infinity | sign], [infinity | 1, quiet, infinity | 1 | sign, 2 * sign - 1]
 
     def zero(self, element: codes.Element) -> int:
-        return element.sign_bit * self.integer(0, 1)
+        return self.word(element, element.sign_bit * self.integer(0, 1))
+
+    def word(self, element: codes.Element, code: int) -> int:
+        """A code as it is stored: bits of a tf32 word that do not count may be anything.
+
+        Where they alone tell NaN from infinity they are zeros.
+        """
+        if element.name != "tf32":
+            return code
+        infinite = code & (element.sign_bit - 1) == element.infinity
+        return code << codes.TF32_PADDING | (0 if infinite else self.integer(0, 0x1FFF))
 
     def range(self, element: codes.Element) -> tuple[int, int]:
         """Exponents of normal numbers that have every mantissa."""
@@ -83,55 +92,108 @@ class Maker:
         reach = 250 if self.scaled else 0
         return sum(lows) - reach, sum(highs) + reach
 
+    def between(self, low: int, high: int) -> int | None:
+        """An exponent from `low` to `high` that is an accumulator's; None where there is none."""
+        low, high = max(low, self.c_range[0]), min(high, self.c_range[1])
+        return self.integer(low, high) if low <= high else None
+
     def code(self, element: codes.Element, exponent: int, fraction: int, negative: bool) -> int:
-        """A normal number. The fraction is taken modulo its bits: -1 is all ones."""
+        """A normal number as it is stored."""
+        code = self.plain(element, exponent, fraction)
+        return self.word(element, code | (element.sign_bit if negative else 0))
+
+    def plain(self, element: codes.Element, exponent: int, fraction: int) -> int:
+        """A positive normal code. The fraction is taken modulo its bits: -1 is all ones."""
         field = exponent + element.bias
-        code = field << element.fraction_bits | fraction % (1 << element.fraction_bits)
-        return code | (element.sign_bit if negative else 0)
+        return field << element.fraction_bits | fraction % (1 << element.fraction_bits)
+
+    def pair(self, exponent: int, sign: int = 1) -> Pair | None:
+        """Codes whose product is sign * 2^exponent, normal ones; None where there are none."""
+        low, high = (sum(ends) for ends in zip(self.range(self.a), self.range(self.b), strict=True))
+        if not low <= exponent <= high:
+            return None
+        first, second = self._split(exponent)
+        negative = self.a.sign_bit if sign < 0 else 0
+        return self.plain(self.a, first, 0) | negative, self.plain(self.b, second, 0)
+
+    # Rows.
+
+    def blank(self, c: int) -> Row:
+        """Zeros of any sign under any scales."""
+        signs = self.rng.integers(0, 2, (2, self.k))
+        a, b = (
+            self.words(element, element.sign_bit * some).tolist()
+            for element, some in zip((self.a, self.b), signs, strict=True)
+        )
+        scales: list[list[int]] = [[], []]
+        if self.scaled:
+            count = -(-self.k // self.terms)
+            anywhere = self.rng.integers(0, 255, (2, count))
+            extremes = np.array([0, 1, 127, 253, 254])[self.rng.integers(0, 5, (2, count))]
+            scales = np.where(self.rng.integers(0, 6, (2, count)), extremes, anywhere).tolist()
+        return Row(why="zeros", a=a, b=b, a_scales=scales[0], b_scales=scales[1], c=c)
+
+    def direct(
+        self, why: str, c: int, *pairs: Pair | None, scales: Pair | None = None
+    ) -> Row | None:
+        """A row with these pairs of codes in a step, under scales of 1 or those given.
+
+        Returns None where a pair is None, or a step has no room for them.
+        """
+        if len(pairs) > self.terms or None in pairs:
+            return None
+        row = self.blank(c)
+        step = self.integer(0, -(-self.k // self.terms) - 1)
+        self._scale(row, step, 0)
+        if scales:
+            row.a_scales[step], row.b_scales[step] = scales
+        for place, pair in zip(self._places(step, len(pairs)), pairs, strict=True):
+            if pair:
+                row.a[place], row.b[place] = self.word(self.a, pair[0]), self.word(self.b, pair[1])
+        return Row(**vars(row) | {"why": why})
 
     def row(
-        self,
-        why: str,
-        c: int,
-        *steps: list[Product] | None,
-        at: int | None = None,
+        self, why: str, c: int, *steps: list[Product] | None, at: int | None = None
     ) -> Row | None:
-        """A row that has `products` in its step number `at` and the ones after it.
+        """A row that has products in its step number `at` and the ones after it.
 
         A step of None holds only zeros; `at` of None is any step. Returns None where the formats
-        cannot hold the products.
+        cannot hold the products, or a step so many.
         """
-        count = -(-self.k // self.terms)
-        last_is_short = len(steps[-1] or ()) <= self.k % self.terms
-        latest = count - len(steps) - (not last_is_short)
+        if any(len(products or ()) > self.terms for products in steps):
+            return None
+        row = self.blank(c)
+        room = self.k % self.terms or self.terms
+        latest = -(-self.k // self.terms) - len(steps) - (len(steps[-1] or ()) > room)
         first = self.integer(0, latest) if at is None else at
-        a, b = ((x.sign_bit * self.rng.integers(0, 2, self.k)).tolist() for x in (self.a, self.b))
-        anywhere = self.rng.integers(0, 255, (2, count))
-        extremes = np.array([0, 1, 127, 253, 254])[self.rng.integers(0, 5, (2, count))]
-        scales = np.where(self.rng.integers(0, 6, (2, count)), extremes, anywhere).tolist()
         for step, products in enumerate(steps, start=first):
             if not products:
                 continue
-            shift = self.shift([product[0] for product in products])
+            shift = self._shift([product[0] for product in products])
             if shift is None:
                 return None
-            if self.scaled:
-                # The bytes of both scales: they add up to shift + 2 * 127 and are 0 to 254 each.
-                wanted = 127 + shift // 2 + self.integer(-5, 5)
-                byte = max(0, shift, min(wanted, 254, shift + 254))
-                scales[0][step], scales[1][step] = byte, shift + 254 - byte
-            room = min(self.terms, self.k - step * self.terms)
-            places = step * self.terms + self.rng.permutation(room)[: len(products)]
+            self._scale(row, step, shift)
             for place, (exponent, sign, a_fraction, b_fraction) in zip(
-                places.tolist(), products, strict=True
+                self._places(step, len(products)), products, strict=True
             ):
-                a_exponent, b_exponent = self.split(exponent - shift)
+                a_exponent, b_exponent = self._split(exponent - shift)
                 flip = self.sign()
-                a[place] = self.code(self.a, a_exponent, a_fraction, sign * flip < 0)
-                b[place] = self.code(self.b, b_exponent, b_fraction, flip < 0)
-        return Row(why=why, a=a, b=b, a_scales=scales[0], b_scales=scales[1], c=c)
+                row.a[place] = self.code(self.a, a_exponent, a_fraction, sign * flip < 0)
+                row.b[place] = self.code(self.b, b_exponent, b_fraction, flip < 0)
+        return Row(**vars(row) | {"why": why})
 
-    def shift(self, exponents: list[int]) -> int | None:
+    def _places(self, step: int, count: int) -> list[int]:
+        room = min(self.terms, self.k - step * self.terms)
+        return [step * self.terms + place for place in self.random.sample(range(room), count)]
+
+    def _scale(self, row: Row, step: int, shift: int) -> None:
+        """Scales of a step whose exponents add up to `shift`: bytes of 0 to 254 each."""
+        if self.scaled:
+            wanted = 127 + shift // 2 + self.integer(-5, 5)
+            byte = max(0, shift, min(wanted, 254, shift + 254))
+            row.a_scales[step], row.b_scales[step] = byte, shift + 254 - byte
+
+    def _shift(self, exponents: list[int]) -> int | None:
         """An exponent for the scales that brings all products into the range of the elements."""
         low, high = (x + y for x, y in zip(self.range(self.a), self.range(self.b), strict=True))
         least, most = max(exponents) - high, min(exponents) - low
@@ -140,209 +202,54 @@ class Maker:
         least, most = max(least, -254), min(most, 254)
         return self.integer(least, most) if least <= most else None
 
-    def split(self, exponent: int) -> tuple[int, int]:
+    def _split(self, exponent: int) -> tuple[int, int]:
         (a_low, a_high), (b_low, b_high) = self.range(self.a), self.range(self.b)
         a = self.integer(max(a_low, exponent - b_high), min(a_high, exponent - b_low))
         return a, exponent - a
 
-    # The families.
+    # Random rows.
 
-    def alignment(self) -> Iterator[Row | None]:
-        """One product d binades above or below the accumulator."""
-        low, high = self.product_range()
-        low, high = max(low, -90), min(high, 90)
-        for d in range(-32, 33):
-            for mantissas in ((-1, -1), (self.integer(0, 99), self.integer(0, 99))):
-                e = self.integer(max(-40, low - d), min(40, high - d))
-                yield self.row(
-                    f"product {d} binades from c",
-                    self.float32(e),
-                    [(e + d, self.sign(), *mantissas)],
-                )
-        for d in range(1, 40):  # the same between two products
-            e = self.integer(low + d, high)
-            near, far = self.integer(0, 99), self.integer(0, 99)
-            signs = self.sign(), self.sign()
-            yield self.row(
-                f"products {d} binades apart",
-                0,
-                [(e, signs[0], near, far), (e - d, signs[1], -1, -1)],
-            )
-
-    def guard_bits(self) -> Iterator[Row | None]:
-        """What is cut off each term would count if it were added first."""
-        low, high = self.product_range()
-        for below in range(22, 31):
-            e = self.integer(max(-40, low + below), min(40, high + below))
-            for count in (1, 2, 6, self.terms):
-                for mantissa, sign in ((0, 1), (-1, 1), (0, -1), (-1, -1)):
-                    c = (e + 127) << 23 | self.integer(0, 1)
-                    products = [(e - below, sign, mantissa, mantissa)] * count
-                    yield self.row(f"{count} products 2^-{below} of c", c, products)
-
-    def overflow(self) -> Iterator[Row | None]:
-        """Around 2^128, in one step and in two."""
-        largest = 0x7F7FFFFF
-        for sign in (1, -1):
-            flip = float32.SIGN if sign < 0 else 0
-            for e in range(100, 106):
-                yield self.row(f"largest + 2^{e}", largest | flip, [(e, sign, 0, 0)])
-                yield self.row(f"largest + 2 * 2^{e}", largest | flip, [(e, sign, 0, 0)] * 2)
-                both = [(104, sign, 0, 0), (e - 1, -sign, 0, 0)]
-                yield self.row(f"largest + 2^104 - 2^{e - 1}", largest | flip, both)
-            for e in range(125, 130):
-                for mantissa in (0, -1):
-                    for count in (1, 2, 4):
-                        products = [(e, sign, mantissa, mantissa)] * count
-                        yield self.row(f"{count} products at 2^{e}", 0, products)
-            beyond = [(200, sign, 0, 0), (200, -sign, 0, 0), (198, sign, 0, 0), (198, -sign, 0, 0)]
-            yield self.row("beyond 2^128 and back", self.float32(100), beyond)
-            yield self.row("beyond 2^128 and back, exactly", 0, [*beyond, (174, sign, 0, 0)])
-            big, back = [(127, sign, 0, 0)] * 2, [(127, -sign, 0, 0)] * 4
-            yield self.row("overflow, then as much back", 0, big, back)
-            yield self.row("overflow, then zeros", 0, big, None)
-
-    def exponent_floor(self) -> Iterator[Row | None]:
-        """Sums of exactly 2^-149 that fall short of it if the terms are cut to another grid.
-
-        In units of 2^-157: four products of 1.5 * 1.5 or 1.5 * 1 and whole numbers up to 256.
-        """
-        a_half, b_half = (1 << (x.fraction_bits - 1) for x in (self.a, self.b))
-        six_by_six = (4, a_half, b_half)
-        quarter = [(0, a_half, b_half)] * 4  # 2.25 each
-        whole = {24: (4, a_half, 0), 6: (2, a_half, 0), 4: (2, 0, 0), 1: (0, 0, 0)}
-        over = [*quarter, *[six_by_six] * 6, whole[24], whole[6], whole[1]]
-        single = [(0, a_half, 0)] * 4  # 1.5 each
-        under = [*single, *[six_by_six] * 6, whole[24], whole[6], whole[4]]
-        for name, products in (("2.25", over), ("1.5", under)):
-            for sign in (1, -1):
-                for exponent in (-159, -158, -157, -156, -155):
-                    for c in (0, float32.SIGN, 1):
-                        moved = [(e + exponent, sign, *rest) for e, *rest in products]
-                        yield self.row(f"{name} 2^{exponent} at the floor", c, moved)
-
-    def subnormal(self) -> Iterator[Row | None]:
-        """Subnormal accumulators and results, and negative results that are cut to zero."""
-        accumulators = (0, 1, 2, 0x400001, 0x7FFFFF, 0x800000, 0x800001, 0x1000001)
-        for magnitude in accumulators:
-            for c in (magnitude, magnitude | float32.SIGN):
-                yield self.row("zeros on a subnormal c", c, None)
-                for _ in range(6):
-                    e, count = self.integer(-172, -122), self.integer(1, 6)
-                    sign, mantissa = self.sign(), self.integer(-1, 2)
-                    products = [(e, sign, mantissa, mantissa)] * count
-                    yield self.row(f"{count} products at 2^{e} on {c:#010x}", c, products)
-        for e in range(-180, -144, 3):
-            for sign in (1, -1):
-                yield self.row(f"{sign} * 2^{e} alone", 0, [(e, sign, 0, 0)])
-
-    def zeros(self) -> Iterator[Row | None]:
-        """Zero codes of all signs: the accumulator comes out as it was, -0 as +0."""
-        for c in (0, float32.SIGN, self.float32(0), self.float32(-100), self.float32(120)):
-            for _ in range(3):
-                yield self.row("zeros", c, None)
-
-    def cancellation(self) -> Iterator[Row | None]:
-        """Sums that are zero or far smaller than their terms."""
-        low, high = self.product_range()
-        for _ in range(30):
-            e = self.integer(max(-60, low + 20), min(60, high))
-            x, y = self.integer(0, 99), self.integer(0, 99)
-            pair = [(e, 1, x, y), (e, -1, x, y)]
-            yield self.row("x - x", 0, pair)
-            for gap in (3, 12, 24, 26):
-                yield self.row(f"x - x + y, 2^-{gap}", 0, [*pair, (e - gap, self.sign(), y, x)])
-            c = self.float32(e)
-            sign = -1 if c < float32.SIGN else 1
-            yield self.row("c - x", c, [(e, sign, x, 0)])
-            yield self.row("c - x - y", c, [(e, sign, x, 0), (e - 3, sign, 0, y)])
-
-    def specials(self) -> Iterator[Row | None]:
-        """NaN and infinity in elements, scales and accumulators, in every step."""
-        steps = -(-self.k // self.terms)
-        infinities = (float32.INFINITY, float32.MINUS_INFINITY)
-        for c in (*infinities, 0x7F800001, 0x7FC00000, 0xFF800001, 0xFFFFFFFF):
-            yield self.row("NaN or infinite c, zeros", c, None)
-            yield self.row("NaN or infinite c", c, [(0, 1, 0, 0)])
-            for sign in (1, -1):
-                big = [(127, sign, 0, 0)] * 2
-                yield self.row("infinite c, opposite overflow", c, big)
-        for step in range(steps):
-            place = min(step * self.terms + self.integer(0, self.terms - 1), self.k - 1)
-            ordinary = [(0, 1, 0, 0)]
-            if self.scaled:
-                for side in ("a_scales", "b_scales"):
-                    row = self.row("NaN scale over zeros", 0, None)
-                    yield _with(row, side, step, codes.E8M0_NAN)
-                    row = self.row("NaN scale", 0x3F800000, ordinary)
-                    yield _with(row, side, step, codes.E8M0_NAN)
-            for side, element in (("a", self.a), ("b", self.b)):
-                other = "b" if side == "a" else "a"
-                for special in _special_codes(element):
-                    plain = self.code(ELEMENTS[getattr(self, other).name], 0, 0, False)
-                    negative = plain | getattr(self, other).sign_bit
-                    for partner in (plain, negative, self.zero(getattr(self, other))):
-                        for c in (0, 0x3F800000, *infinities):
-                            row = self.row("NaN or infinity", c, ordinary)
-                            row = _with(_with(row, side, place, special), other, place, partner)
-                            yield row
-                    opposite = special ^ element.sign_bit
-                    for second in (opposite, special):
-                        row = self.row("two specials", 0, None)
-                        for at, code in ((place, special), ((place + 7) % self.k, second)):
-                            row = _with(_with(row, side, at, code), other, at, plain)
-                        yield row
-            if self.scaled and self.a.infinity is not None and step:
-                # A finite overflow in the step before, then an infinity of one sign or the other.
-                for sign in (1, -1):
-                    row = self.row(
-                        "overflow, then infinity", 0, [(127, sign, 0, 0)] * 2, at=step - 1
-                    )
-                    row = _with(row, "a", place, self.a.infinity)
-                    yield _with(row, "b", place, self.code(self.b, 0, 0, False))
+    def random_rows(self) -> Iterator[Row]:
+        yield from self.any_bits()
+        yield from self.any_finite()
 
     def any_bits(self) -> Iterator[Row]:
         """Any codes, scales and accumulators."""
         for _ in range(20):
-            yield self.random(
-                "any bits",
-                self.rng.integers(0, 2 * self.a.sign_bit, self.k),
-                self.rng.integers(0, 2 * self.b.sign_bit, self.k),
-                self.rng.integers(0, 256, (2, -(-self.k // self.terms))),
-                int(self.rng.integers(0, 1 << 32)),
+            a, b = (
+                self.words(element, self.rng.integers(0, 2 * element.sign_bit, self.k))
+                for element in (self.a, self.b)
             )
+            scales = self.rng.integers(0, 256, (2, -(-self.k // self.terms)))
+            c = int(self.rng.integers(0, 2 * self.stored.sign_bit))
+            yield self.randomly("any bits", a, b, scales, c)
 
     def any_finite(self) -> Iterator[Row]:
         """Finite codes, dense and sparse, with scales near each other or anywhere."""
         for spread, density in ((0, 1.0), (3, 1.0), (12, 0.6), (127, 1.0), (127, 0.1)):
             for _ in range(20):
-                a, b = (self.finite(element, density) for element in (self.a, self.b))
+                a, b = (self.finite(element, density, spread) for element in (self.a, self.b))
                 scales = 127 + self.rng.integers(-spread, spread + 1, (2, -(-self.k // self.terms)))
-                c = self.float32(self.integer(-20, 20)) if self.integer(0, 2) else 0
-                yield self.random("finite", a, b, np.clip(scales, 0, 254), c)
+                c = self.accumulator(self.integer(-20, 20)) if self.integer(0, 2) else 0
+                yield self.randomly("finite", a, b, np.clip(scales, 0, 254), c)
 
-    def finite(self, element: codes.Element, density: float) -> npt.NDArray[np.int64]:
+    def finite(self, element: codes.Element, density: float, spread: int) -> Any:
         magnitude = self.rng.integers(0, element.largest + 1, self.k)
+        if element.exponent_bits >= 5 and spread < element.bias:
+            field = element.bias + self.rng.integers(-spread, spread + 1, self.k)
+            magnitude %= 1 << element.fraction_bits
+            magnitude |= field << element.fraction_bits
         magnitude = np.where(self.rng.random(self.k) < density, magnitude, 0)
-        return magnitude | element.sign_bit * self.rng.integers(0, 2, self.k)
+        return self.words(element, magnitude | element.sign_bit * self.rng.integers(0, 2, self.k))
 
-    def random(self, why: str, a: Any, b: Any, scales: Any, c: int) -> Row:
-        first, second = scales.tolist()
+    def words(self, element: codes.Element, code: npt.NDArray[np.int64]) -> Any:
+        """`word` of an array."""
+        if element.name != "tf32":
+            return code
+        infinite = code & (element.sign_bit - 1) == element.infinity
+        below = np.where(infinite, 0, self.rng.integers(0, 0x2000, code.shape))
+        return code << codes.TF32_PADDING | below
+
+    def randomly(self, why: str, a: Any, b: Any, scales: Any, c: int) -> Row:
+        first, second = scales.tolist() if self.scaled else ([], [])
         return Row(why=why, a=a.tolist(), b=b.tolist(), a_scales=first, b_scales=second, c=c)
-
-
-def _special_codes(element: codes.Element) -> list[int]:
-    """NaN and infinity codes of both signs."""
-    found = [] if element.nan <= element.largest else [element.nan]
-    if element.infinity is not None:
-        found += [element.infinity, element.infinity + 1]
-    return [code | sign for code in found for sign in (0, element.sign_bit)]
-
-
-def _with(row: Row | None, field: str, place: int, value: int) -> Row | None:
-    """The row with one entry of one of its lists changed."""
-    if row is None:
-        return None
-    parts = {name: list(getattr(row, name)) for name in ("a", "b", "a_scales", "b_scales")}
-    parts[field][place] = value
-    return Row(why=row.why, c=row.c, **parts)

@@ -12,33 +12,10 @@ import numpy.typing as npt
 import pytest
 
 from flamia_ref.arithmetic import fused_dot, matmul
-from tests.arithmetic import product_rows
 from tests.independent import codes, float32
 
-ELEMENTS = product_rows.ELEMENTS | {
-    element.name: element
-    for element in (
-        codes.Element(
-            name="tf32",
-            exponent_bits=8,
-            fraction_bits=10,
-            bias=127,
-            largest=0x3FBFF,
-            infinity=0x3FC00,
-            nan=0x3FFFF,
-        ),
-        codes.Element(
-            name="fp32",
-            exponent_bits=8,
-            fraction_bits=23,
-            bias=127,
-            largest=0x7F7FFFFF,
-            infinity=0x7F800000,
-            nan=0x7FFFFFFF,
-        ),
-    )
-}
-PADDING = {"tf32": 13}
+ELEMENTS = codes.ELEMENTS
+PADDING = {"tf32": codes.TF32_PADDING}
 WIDTHS = {"bf16": np.uint16, "fp16": np.uint16, "tf32": np.uint32, "fp32": np.uint32}
 PAIRS = [pytest.param(pair, id="-".join(pair)) for pair in itertools.product(ELEMENTS, ELEMENTS)]
 Codes = npt.NDArray[np.unsignedinteger]
@@ -309,5 +286,6 @@ def test_the_sums_differ() -> None:
     formats = {"a_format": "fp32", "b_format": "fp32"}
     assert matmul(a, b, "exact", **formats) == 1 + 2**-23
     assert matmul(a, b, "float32", **formats) == 1
+    a, b = np.pad(a, ((0, 0), (0, 13))), np.pad(b, ((0, 13), (0, 0)))
     narrow = [np.right_shift(x, 16).astype(np.uint16) for x in (a, b)]
     assert matmul(*narrow, "sm100.tcgen05.f16", a_format="bf16", b_format="bf16") == 1 + 2**-23

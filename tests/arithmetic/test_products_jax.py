@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from flamia_ref import _primitive
+from flamia_ref.arithmetic.instructions import Scaling
 from flamia_ref.arithmetic.products import chain, fused_dot, matmul, matmul_bits
 from tests.repository.layout import ROOT
 
@@ -27,7 +28,7 @@ CALLS = {  # instruction, format, scaled
 WIDTHS = {"bf16": np.uint16, "fp32": np.uint32}
 
 
-def operands(name: str, m: int = 3, k: int = 40, n: int = 2, seed: int = 0) -> dict[str, Any]:
+def operands(name: str, m: int = 3, k: int = 64, n: int = 2, seed: int = 0) -> dict[str, Any]:
     """numpy operands of matmul_bits, moderate and finite."""
     rng = np.random.default_rng(seed)
     element, scaled = CALLS[name]
@@ -89,7 +90,9 @@ def test_a_product_is_one_primitive(name: str) -> None:
 def test_the_primitive_names_its_rules() -> None:
     program = jax.make_jaxpr(lambda given: call(MX, **given))(operands(MX))
     (equation,) = (x for x in equations(program.jaxpr) if x.primitive.name == "fused_sum")
-    assert equation.params == {"instruction": MX, "a_format": "e4m3", "b_format": "e4m3"}
+    scaling = Scaling(format="e8m0", block=32)
+    formats = {"a_format": "e4m3", "b_format": "e4m3"}
+    assert equation.params == {"instruction": MX, "scaling": scaling, **formats}
     assert [x.aval.shape for x in equation.outvars] == [(3, 2)]
     assert equation.outvars[0].aval.dtype == np.uint32
 
@@ -237,7 +240,7 @@ def test_64_bit_types_on_and_off(name: str, x64: bool) -> None:
     np.testing.assert_array_equal(got, wanted)
 
 
-@pytest.mark.parametrize("name", [F16, "exact"])
+@pytest.mark.parametrize("name", [F16, pytest.param("exact", marks=pytest.mark.nightly)])
 def test_the_bare_primitive_runs_outside_of_jit(name: str) -> None:
     """Its lowering brings 64-bit types itself, whatever the caller's setting."""
     element, scaled = CALLS[name]
@@ -250,6 +253,7 @@ def test_the_bare_primitive_runs_outside_of_jit(name: str) -> None:
     got = chain(
         *map(jnp.asarray, lanes),
         jnp.asarray(given["c"]),
+        scaling=Scaling(format="e8m0", block=32) if scaled else None,
         instruction=name,
         a_format=element,
         b_format=element,

@@ -35,8 +35,8 @@ def block_tensor(rows: int, columns: int, block: Any, seed: int) -> BlockTensor:
 
 def dot_arguments() -> dict[str, Any]:
     return {
-        "a": codes(4, 40),
-        "b": codes(4, 40, seed=2),
+        "a": codes(4, 64),
+        "b": codes(4, 64, seed=2),
         "c_bits": np.zeros(4, dtype=np.uint32),
         "instruction": MX,
         "a_scales": scales(4, 2),
@@ -47,8 +47,8 @@ def dot_arguments() -> dict[str, Any]:
 
 def matmul_arguments() -> dict[str, Any]:
     return {
-        "a": codes(4, 40),
-        "b": codes(40, 3, seed=2),
+        "a": codes(4, 64),
+        "b": codes(64, 3, seed=2),
         "c": np.zeros((4, 3), dtype=np.uint32),
         "instruction": MX,
         "a_scales": scales(4, 2),
@@ -66,16 +66,16 @@ def with_tensor_scale(tensor: BlockTensor) -> BlockTensor:
 
 
 NONE = {"a_scales": None, "b_scales": None}
-UNSCALED = {"instruction": F16, "a": bf16(4, 40), "b": bf16(4, 40), **NONE}
+UNSCALED = {"instruction": F16, "a": bf16(4, 64), "b": bf16(4, 64), **NONE}
 BLOCKS = {"a_format": None, "a_scales": None}
 OTHER_E4M3 = dataclasses.replace(E4M3, bias=8)
-FLAT = block_tensor(4, 40, (1, 32), 9)
+FLAT = block_tensor(4, 64, (1, 32), 9)
 
 DOT = {
-    "a of one axis": ({"a": codes(40)}, ValueError, "a has shape (40,); it must be (n, K)"),
-    "a of three axes": ({"a": codes(2, 2, 40)}, ValueError, "a has shape (2, 2, 40); it must be"),
-    "b of another K": ({"b": codes(4, 41), "b_scales": scales(4, 2)}, ValueError, "b (4, 41)"),
-    "b of other rows": ({"b": codes(5, 40), "b_scales": scales(5, 2)}, ValueError, "b (5, 40)"),
+    "a of one axis": ({"a": codes(64)}, ValueError, "a has shape (64,); it must be (n, K)"),
+    "a of three axes": ({"a": codes(2, 2, 64)}, ValueError, "a has shape (2, 2, 64); it must be"),
+    "b of another K": ({"b": codes(4, 96), "b_scales": scales(4, 3)}, ValueError, "b (4, 96)"),
+    "b of other rows": ({"b": codes(5, 64), "b_scales": scales(5, 2)}, ValueError, "b (5, 64)"),
     "c_bits of other rows": (
         {"c_bits": np.zeros(5, dtype=np.uint32)},
         ValueError,
@@ -93,21 +93,21 @@ DOT = {
     ),
     "c_bits missing": ({"c_bits": None}, TypeError, "c_bits is a NoneType"),
     "values for codes": (
-        {"a": np.zeros((4, 40), dtype=np.float32)},
+        {"a": np.zeros((4, 64), dtype=np.float32)},
         TypeError,
         "a holds float32; it must hold uint8, codes of e4m3",
     ),
-    "signed codes": ({"b": codes(4, 40, dtype=np.int8)}, TypeError, "b holds int8; it must hold"),
-    "wide codes": ({"b": codes(4, 40, dtype=np.uint32)}, TypeError, "b holds uint32; it must hold"),
-    "a list": ({"a": [[1] * 40] * 4}, TypeError, "a is a list; it must be a numpy or JAX array"),
+    "signed codes": ({"b": codes(4, 64, dtype=np.int8)}, TypeError, "b holds int8; it must hold"),
+    "wide codes": ({"b": codes(4, 64, dtype=np.uint32)}, TypeError, "b holds uint32; it must hold"),
+    "a list": ({"a": [[1] * 64] * 4}, TypeError, "a is a list; it must be a numpy or JAX array"),
     "a number": ({"b": 3}, TypeError, "b is a int; it must be a numpy or JAX array"),
     "a code of 8 bits in a format of 4": (
-        {"a": codes(4, 40) | 16, "a_format": "e2m1"},
+        {"a": codes(4, 64) | 16, "a_format": "e2m1"},
         ValueError,
         "codes of e2m1 are below 16",
     ),
     "a code of 8 bits in a format of 6": (
-        {"b": codes(4, 40) | 64, "b_format": "e3m2"},
+        {"b": codes(4, 64) | 64, "b_format": "e3m2"},
         ValueError,
         "codes of e3m2 are below 64",
     ),
@@ -142,7 +142,7 @@ DOT = {
     "b_scales of no blocks": (
         {"b_scales": scales(4, 0)},
         ValueError,
-        "b_scales has shape (4, 0); it must be (4, 2)",
+        "b_scales has shape (4, 0); for b of (4, 64) it must be (4, 2)",
     ),
     "one side's scales for exact": (
         {"instruction": "exact", "b_scales": None},
@@ -200,14 +200,14 @@ DOT = {
         "a has scales and float32 takes none",
     ),
     "a BlockTensor of columns": (
-        BLOCKS | {"a": block_tensor(4, 40, (32, 1), 9)},
+        BLOCKS | {"a": block_tensor(4, 64, (32, 1), 9)},
         ValueError,
         f"a has blocks of 1 along K; {MX} takes multiples of 32",
     ),
     "a BlockTensor of three axes": (
-        BLOCKS | {"a": quantize(np.ones((2, 4, 40), np.float32), "te-mx-e4m3")},
+        BLOCKS | {"a": quantize(np.ones((2, 4, 64), np.float32), "te-mx-e4m3")},
         ValueError,
-        "a has shape (2, 4, 40)",
+        "a has shape (2, 4, 64)",
     ),
     "a BlockTensor with a scale missing": (
         BLOCKS | {"a": dataclasses.replace(FLAT, scales=FLAT.scales[:, :1])},
@@ -231,18 +231,127 @@ DOT = {
     ),
 }
 
-MATMUL = {
-    "a of one axis": ({"a": codes(40)}, ValueError, "a has shape (40,); it must be (m, K)"),
-    "b of three axes": ({"b": codes(40, 3, 1)}, ValueError, "b has shape (40, 3, 1); it must be"),
-    "b as rows": (
-        {"b": codes(3, 40), "b_scales": scales(1, 40)},
+FP4 = "sm100.tcgen05.mxf4nvf4"
+HALF = "sm90.wgmma.f16.f16out"
+
+
+def fp4(instruction: str = FP4, width: int = 4, **changes: Any) -> dict[str, Any]:
+    """Changes that make the arguments those of an FP4 kind with scales of `width` blocks."""
+    names = {"instruction": instruction, "a_format": None, "b_format": None}
+    codes_of = {"a": codes(4, 64, below=16), "b": codes(4, 64, below=16)}
+    return names | codes_of | {"a_scales": scales(4, width), "b_scales": scales(4, width)} | changes
+
+
+def half(**changes: Any) -> dict[str, Any]:
+    operand = {"a": bf16(4, 64), "b": bf16(4, 64), "a_format": None, "b_format": None}
+    return operand | {"instruction": HALF, **NONE} | changes
+
+
+DOT |= {
+    "a K that is no whole number of steps": (
+        {"a": codes(4, 40), "b": codes(4, 40)},
         ValueError,
-        "a has shape (4, 40) and b (3, 40); they must be (m, K) and (K, n)",
+        f"a has K of 40; {MX} adds 32 products a step: pad both operands along K with code 0 to 64",
+    ),
+    "a K that is less than a step of FP4": (
+        fp4(a=codes(4, 32, below=16), scale_format="ue4m3"),
+        ValueError,
+        f"a has K of 32; {FP4} adds 64 products a step",
+    ),
+    "no scale format where there are two": (
+        fp4(),
+        ValueError,
+        f"scale_format is missing; {FP4} takes e8m0 or ue4m3",
+    ),
+    "a scale format that is none": (
+        fp4(scale_format="e4m3"),
+        ValueError,
+        f"scale_format is e4m3; {FP4} takes e8m0 or ue4m3",
+    ),
+    "ue4m3 scales of blocks of 32": (
+        fp4(width=2, scale_format="ue4m3"),
+        ValueError,
+        "a_scales has shape (4, 2); for a of (4, 64) it must be (4, 4)",
+    ),
+    "e8m0 scales of no block": (
+        fp4(width=3, scale_format="e8m0"),
+        ValueError,
+        "a_scales has shape (4, 3); for a of (4, 64) it must be (4, 4) or (4, 2)",
+    ),
+    "blocks of 16 beside blocks of 32": (
+        fp4(scale_format="e8m0", b_scales=scales(4, 2)),
+        ValueError,
+        "takes one kind for both",
+    ),
+    "ue4m3 scales for mxf4": (
+        fp4("sm100.tcgen05.mxf4", 2, scale_format="ue4m3"),
+        ValueError,
+        "scale_format is ue4m3; sm100.tcgen05.mxf4 takes e8m0",
+    ),
+    "blocks of 16 for mxf4": (
+        fp4("sm100.tcgen05.mxf4"),
+        ValueError,
+        "a_scales has shape (4, 4); for a of (4, 64) it must be (4, 2)",
+    ),
+    "FP8 for an FP4 kind": (
+        fp4(scale_format="ue4m3", a_format="e4m3"),
+        ValueError,
+        f"a is e4m3; {FP4} takes e2m1",
+    ),
+    "two codes a byte": (
+        fp4(scale_format="ue4m3", a=codes(4, 64) | 16),
+        ValueError,
+        "codes of e2m1 are below 16, one an element",
+    ),
+    "FP4 without scales": (
+        fp4(scale_format="ue4m3", **NONE),
+        ValueError,
+        "a_scales and b_scales missing",
+    ),
+    "a float32 accumulator for a float16 one": (
+        half(),
+        TypeError,
+        "c_bits holds uint32; it must hold uint16",
+    ),
+    "a float16 accumulator for a float32 one": (
+        half(instruction="sm90.wgmma.f16", c_bits=np.zeros(4, np.uint16)),
+        TypeError,
+        "c_bits holds uint16; it must hold uint32",
+    ),
+    "bf16 with a float16 accumulator": (
+        half(a_format="bf16", c_bits=np.zeros(4, np.uint16)),
+        ValueError,
+        f"a is bf16; {HALF} takes fp16",
+    ),
+    "tf32 in 16 bits": (
+        half(instruction="sm100.tcgen05.tf32"),
+        TypeError,
+        "a holds uint16; it must hold uint32, codes of tf32",
+    ),
+    "FP6 for Hopper": (
+        {"instruction": "sm90.wgmma.fp8", "a_format": "e3m2", **NONE},
+        ValueError,
+        "a is e3m2; sm90.wgmma.fp8 takes e4m3, e5m2",
+    ),
+}
+
+MATMUL = {
+    "a of one axis": ({"a": codes(64)}, ValueError, "a has shape (64,); it must be (m, K)"),
+    "b of three axes": ({"b": codes(64, 3, 1)}, ValueError, "b has shape (64, 3, 1); it must be"),
+    "b as rows": (
+        {"b": codes(3, 64), "b_scales": scales(1, 64)},
+        ValueError,
+        "b has K of 3",
+    ),
+    "b of another K": (
+        {"b": codes(32, 3), "b_scales": scales(1, 3)},
+        ValueError,
+        "a has shape (4, 64) and b (32, 3); they must be (m, K) and (K, n)",
     ),
     "scales of b as rows": (
         {"b_scales": scales(3, 2)},
         ValueError,
-        "b_scales has shape (3, 2); it must be (2, 3)",
+        "b_scales has shape (3, 2); for b of (64, 3) it must be (2, 3)",
     ),
     "c of another shape": (
         {"c": np.zeros((3, 4), dtype=np.uint32)},
@@ -256,7 +365,7 @@ MATMUL = {
         "c holds float32; it must hold uint32",
     ),
     "a BlockTensor of rows as b": (
-        {"b": block_tensor(40, 3, (1, 32), 9), "b_format": None, "b_scales": None},
+        {"b": block_tensor(64, 3, (1, 32), 9), "b_format": None, "b_scales": None},
         ValueError,
         f"b has blocks of 1 along K; {MX} takes multiples of 32",
     ),
@@ -312,8 +421,8 @@ def test_refused_under_a_trace() -> None:
         return jax.jit(lambda arrays: fused_dot(**arrays, **rest))(arrays)
 
     for change, error, message in (
-        ({"a": codes(40)}, ValueError, "a has shape (40,)"),
-        ({"a": np.zeros((4, 40), np.float32)}, TypeError, "a holds float32"),
+        ({"a": codes(64)}, ValueError, "a has shape (64,)"),
+        ({"a": np.zeros((4, 64), np.float32)}, TypeError, "a holds float32"),
         ({"a_scales": scales(4, 3)}, ValueError, "a_scales has shape (4, 3)"),
     ):
         check_refused(run, {"arrays": arrays | change}, error, message)

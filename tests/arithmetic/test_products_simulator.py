@@ -11,20 +11,60 @@ import numpy.typing as npt
 import pytest
 
 from flamia_ref.arithmetic import fused_dot
-from tests.arithmetic.product_row_maker import Maker, adversarial
-from tests.arithmetic.product_rows import PAIRS, arguments, terms
+from tests.arithmetic.product_rows import (
+    CASES,
+    Case,
+    Words,
+    adversarial,
+    arguments,
+    random_rows,
+    results,
+)
 
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("default")]
 
-PTX = {"fp16": "f16"}
+PTX = {"fp16": "f16", "e8m0": "ue8m0"}
+ARCHITECTURES = {
+    "sm80": "Ampere",
+    "sm89": "Ada Lovelace",
+    "sm90": "Hopper",
+    "sm100": "Blackwell",
+    "sm120": "RTX Blackwell",
+}
+SHAPES = {"f16": 16, "bf16": 16, "tf32": 8, "mxf4": 64, "mxf4nvf4": 64}  # K; others have 32
+WITH_KIND = ("f8f6f4", "mxf8f6f4", "mxf4", "mxf4nvf4")
 UNUSED_BITS = {"e2m1": 2}  # below a code of this format in a byte
 FORMATS = {
     "e4m3": "float8_e4m3fn",
     "e5m2": "float8_e5m2",
     "bf16": "bfloat16",
     "fp16": "float16",
+    "tf32": "float32",
+    "fp32": "float32",
     "e8m0": "float8_e8m0fnu",
+    "ue4m3": "float8_e4m3fn",
 }
+
+
+def operation(case: Case) -> Any:
+    """MMA-Sim's object for the instruction of a case."""
+    from mmasim import nv_ptx
+
+    device, family, kind, *rest = case.instruction.split(".")
+    k = next((int(part[1:]) for part in rest if part.startswith("k")), SHAPES.get(kind, 32))
+    out = "f16" if "f16out" in rest else "f32"
+    named = f"kind::{kind}." if kind in WITH_KIND or family == "tcgen05" else ""
+    block = f"block{case.block}." if case.scale_format else ""
+    shape = {"wgmma": "m64n8", "tcgen05": "m128n8", "mma": "m16n8"}[family]
+    types = ".".join(PTX.get(name, name) for name in (case.a, case.b))
+    text = f"{shape}k{k}.{named}{block}{out}.{types}"
+    if family == "mma":
+        text += f".{out}"
+    if case.scale_format:
+        text += "." + PTX.get(case.scale_format, case.scale_format)
+    name = {"wgmma": "WGMMA", "tcgen05": "TCGen05MMA", "mma": "MMA"}[family]
+    name += "BlockScale" if case.scale_format else ""
+    return getattr(nv_ptx, name)(ARCHITECTURES[device], text)
 
 
 def tensor(codes: npt.NDArray[np.unsignedinteger], name: str) -> Any:
@@ -34,40 +74,44 @@ def tensor(codes: npt.NDArray[np.unsignedinteger], name: str) -> Any:
     if name not in FORMATS:
         return torch.from_numpy(codes << UNUSED_BITS.get(name, 0))
     signed = np.ascontiguousarray(codes).view(f"int{8 * codes.itemsize}")
-    return torch.from_numpy(signed).view(getattr(torch, FORMATS[name]))
+    return torch.from_numpy(signed.copy()).view(getattr(torch, FORMATS[name]))
 
 
-def simulated(given: dict[str, Any], pair: tuple[str, str]) -> npt.NDArray[np.uint32]:
+def operand(codes: npt.NDArray[np.unsignedinteger], name: str, case: Case) -> Any:
+    """One operand; two codes a byte for the kinds that group."""
+    import torch
+
+    if case.rules.group:
+        return torch.from_numpy(codes[:, 0::2] << 4 | codes[:, 1::2])
+    return tensor(codes, name)
+
+
+def simulated(given: dict[str, Any], case: Case) -> Words:
     """The accumulators after all steps."""
     import torch
-    from mmasim.nv_ptx import TCGen05MMA, TCGen05MMABlockScale
 
-    types = ".".join(PTX.get(name, name) for name in pair)
-    length = terms(pair)
-    if length == 16:
-        operation = TCGen05MMA("Blackwell", f"m128n8k16.kind::f16.f32.{types}")
-    else:
-        kind = f"m128n8k32.kind::mxf8f6f4.block32.f32.{types}.ue8m0"
-        operation = TCGen05MMABlockScale("Blackwell", kind)
-    padding = ((0, 0), (0, -given["a"].shape[1] % length))
-    a, b = (np.pad(given[name], padding) for name in "ab")
-    c = torch.from_numpy(given["c_bits"].view(np.float32).copy())
-    for step in range(a.shape[1] // length):
-        part = slice(step * length, (step + 1) * length)
-        scales = [
-            tensor(given[name][:, step : step + 1], "e8m0")
-            for name in ("a_scales", "b_scales")
-            if name in given
-        ]
-        c = operation.dpa(tensor(a[:, part], pair[0]), tensor(b[:, part], pair[1]), c, *scales)
-    return c.view(torch.int32).numpy().view(np.uint32)
+    simulator, length = operation(case), case.rules.terms
+    wide = given["c_bits"].dtype
+    c = tensor(given["c_bits"], case.rules.output.stored.name)
+    for start in range(0, given["a"].shape[1], length):
+        a, b = (given[side][:, start : start + length] for side in "ab")
+        scales = []
+        if case.scale_format:
+            blocks = slice(start // case.block, (start + length) // case.block)
+            scales = [
+                tensor(given[f"{side}_scales"][:, blocks], case.scale_format) for side in "ab"
+            ]
+        c = simulator.dpa(operand(a, case.a, case), operand(b, case.b, case), c, *scales)
+    signed = torch.int16 if wide == np.uint16 else torch.int32
+    bits: Words = c.contiguous().view(signed).numpy().view(wide)
+    return bits
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_mma_sim(pair: tuple[str, str]) -> None:
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_mma_sim(case: Case) -> None:
     pytest.importorskip("mmasim", reason="NOT CHECKED: mmasim is not installed")
-    maker = Maker(pair, seed=77)
-    rows = [*adversarial(pair)[0]]
-    rows += [row for _ in range(20) for row in (*maker.any_bits(), *maker.any_finite())]
-    given = arguments(rows, pair)
-    np.testing.assert_array_equal(fused_dot(**given), simulated(given, pair))
+    rows = [*adversarial(case)[0], *random_rows(case, 2000, seed=77)]
+    given = arguments(rows, case)
+    recorded = simulated(given, case)
+    np.testing.assert_array_equal(results(rows, case), recorded)
+    np.testing.assert_array_equal(fused_dot(**given), recorded)

@@ -1,7 +1,8 @@
-"""The 8-bit and smaller element formats and the scale format E8M0, from their definitions.
+"""Element formats and the scale format E8M0, from their definitions.
 
-Source: OCP Microscaling Formats (MX) v1.0, section 5. Overflow of ``encode`` saturates and NaN
-becomes what CUDA's conversions give: 0x7f in both 8-bit formats, +max where there is no NaN.
+Source: OCP Microscaling Formats (MX) v1.0, section 5; IEEE 754-2019 for 16 bits and more. Overflow
+of ``encode`` saturates and NaN becomes what CUDA's conversions give: 0x7f in both 8-bit formats,
++max where there is no NaN.
 """
 
 from dataclasses import dataclass
@@ -43,6 +44,45 @@ E3M2 = Element(
 E2M1 = Element(
     name="e2m1", exponent_bits=2, fraction_bits=1, bias=1, largest=0x7, infinity=None, nan=0x7
 )
+BF16 = Element(
+    name="bf16",
+    exponent_bits=8,
+    fraction_bits=7,
+    bias=127,
+    largest=0x7F7F,
+    infinity=0x7F80,
+    nan=0x7FFF,
+)
+FP16 = Element(
+    name="fp16",
+    exponent_bits=5,
+    fraction_bits=10,
+    bias=15,
+    largest=0x7BFF,
+    infinity=0x7C00,
+    nan=0x7FFF,
+)
+TF32 = Element(  # the 19 bits that count; they are stored in a word with 13 bits below them
+    name="tf32",
+    exponent_bits=8,
+    fraction_bits=10,
+    bias=127,
+    largest=0x3FBFF,
+    infinity=0x3FC00,
+    nan=0x3FFFF,
+)
+FP32 = Element(
+    name="fp32",
+    exponent_bits=8,
+    fraction_bits=23,
+    bias=127,
+    largest=0x7F7FFFFF,
+    infinity=0x7F800000,
+    nan=0x7FFFFFFF,
+)
+NARROW = (E4M3, E5M2, E2M3, E3M2, E2M1)
+ELEMENTS = {element.name: element for element in (*NARROW, BF16, FP16, TF32, FP32)}
+TF32_PADDING = 13
 E8M0_NAN = 255
 
 
