@@ -17,7 +17,7 @@ from flamia_ref.evidence import Evidence
 
 _SIMULATOR: Final = "MMA-Sim 2.1.1 (PyPI mmasim), arXiv:2511.10909"
 _RECORDED: Final = "recorded by Khattak and Mikaitis, arXiv:2512.07004"
-_H200: Final = "NVIDIA H200 (sm_90, CUDA 13.0), 129024 rows, accumulators included"
+_H200: Final = "outputs of an NVIDIA H200 (sm_90, CUDA 13.0, 2026-11-30), 1.09 million results a pair of formats"
 
 _NARROW = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1")
 _FP8 = ("e4m3", "e5m2")
@@ -101,20 +101,30 @@ def _block_scaled(device: str, note: str) -> Iterator[Instruction]:
         )
 
 
-def _warp(device: str, finite: Labels, finite_no_floor: Labels, note: str) -> Iterator[Instruction]:
-    """mma.sync on 16-bit floats and tf32 of `device`, whose fused sum takes 32 bytes of an operand."""
+def _warp(
+    device: str, labels: Labels, no_floor: Labels, half: Labels, note: str
+) -> Iterator[Instruction]:
+    """mma.sync on 16-bit floats and tf32 of `device`, whose fused sum takes 32 bytes of an operand.
+
+    `no_floor` are the labels of float16 operands, `half` those with a float16 accumulator too.
+    """
     for shape, share in (("", 1), (".k8", 2)):
-        yield _plain(f"{device}.f16{shape}", ("fp16",), 16 // share, finite_no_floor, note)
-        yield _plain(f"{device}.bf16{shape}", ("bf16",), 16 // share, finite, note)
+        yield _plain(f"{device}.f16{shape}", ("fp16",), 16 // share, no_floor, note)
+        yield _plain(f"{device}.bf16{shape}", ("bf16",), 16 // share, labels, note)
         yield _plain(
-            f"{device}.f16{shape}", ("fp16",), 16 // share, _SIMULATED_ALL, result=Result.FLOAT16
+            f"{device}.f16{shape}",
+            ("fp16",),
+            16 // share,
+            half,
+            "" if half is _SIMULATED_ALL else note,
+            result=Result.FLOAT16,
         )
     for shape, terms in (("", 8), (".k4", 4)):
-        yield _plain(f"{device}.tf32{shape}", ("tf32",), terms, finite, note)
+        yield _plain(f"{device}.tf32{shape}", ("tf32",), terms, labels, note)
 
 
 def _hopper() -> Iterator[Instruction]:
-    measured = f"outputs of an {_H200}"
+    measured = f"{_H200}, and 129024 rows before"
     yield _plain("sm90.wgmma.f16", ("fp16",), 16, _MEASURED_NO_FLOOR, measured)
     yield _plain("sm90.wgmma.bf16", ("bf16",), 16, _MEASURED_ALL, measured)
     yield _plain("sm90.wgmma.tf32", ("tf32",), 8, _MEASURED_ALL, measured)
@@ -127,10 +137,11 @@ def _hopper() -> Iterator[Instruction]:
         bits=13,
         result=Result.FLOAT32_13,
     )
-    yield _plain("sm90.wgmma.f16", ("fp16",), 16, _SIMULATED_ALL, result=Result.FLOAT16)
-    yield _plain("sm90.wgmma.fp8", _FP8, 32, _SIMULATED_ALL, bits=13, result=Result.FLOAT16)
-    note = f"H100 outputs of the wmma interface {_RECORDED}, finite data, 5000 rows a format"
-    yield from _warp("sm90.mma", _FINITE_MEASURED, _FINITE_MEASURED_NO_FLOOR, note)
+    half = Result.FLOAT16
+    yield _plain("sm90.wgmma.f16", ("fp16",), 16, _MEASURED_ALL, _H200, result=half)
+    yield _plain("sm90.wgmma.fp8", _FP8, 32, _MEASURED_NO_FLOOR, _H200, bits=13, result=half)
+    note = f"{_H200}; H100 outputs of the wmma interface {_RECORDED}, finite data, agree"
+    yield from _warp("sm90.mma", _MEASURED_ALL, _MEASURED_NO_FLOOR, _MEASURED_ALL, note)
 
 
 def _blackwell() -> Iterator[Instruction]:
@@ -143,11 +154,11 @@ def _blackwell() -> Iterator[Instruction]:
     yield _plain("sm100.tcgen05.f8f6f4", _NARROW, 32, _SIMULATED_ALL, result=Result.FLOAT16)
     yield from _block_scaled("sm100.tcgen05", "no outputs of tcgen05 are public")
     note = f"B200 outputs of the wmma interface {_RECORDED}, finite data, 5000 rows a format"
-    yield from _warp("sm100.mma", _FINITE_MEASURED, _FINITE_MEASURED_NO_FLOOR, note)
+    yield from _warp("sm100.mma", _FINITE_MEASURED, _FINITE_MEASURED_NO_FLOOR, _SIMULATED_ALL, note)
 
 
 def _consumer_blackwell() -> Iterator[Instruction]:
-    yield from _warp("sm120.mma", _SIMULATED_ALL, _SIMULATED_NO_FLOOR, "")
+    yield from _warp("sm120.mma", _SIMULATED_ALL, _SIMULATED_NO_FLOOR, _SIMULATED_ALL, "")
     kinds = (("fp8", _FP8, 32), ("fp8.k16", _FP8, 16), ("f8f6f4", _NARROW, 32))
     for kind, formats, terms in kinds:
         yield _plain(f"sm120.mma.{kind}", formats, terms, _SIMULATED_NO_FLOOR)

@@ -1,6 +1,8 @@
 """Instructions as data: against a table by another hand, and what rows say of a wrong number."""
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from flamia_ref.formats import FORMATS
 from tests.arithmetic.product_rows import Case, adversarial, arguments, results
 from tests.arithmetic.test_products_oracles import ALL, Recorded, formats, rows
 from tests.independent import machine, tensor_cores
+
+ROOT = Path(__file__).parents[2]
 
 RESULTS = {
     Result.FLOAT32: machine.FLOAT32,
@@ -63,20 +67,31 @@ def test_an_instruction_is_complete(rules: Instruction) -> None:
         rules.terms = 1
 
 
-MEASURED = ("sm90.wgmma.", "sm90.mma.", "sm100.mma.")
-
-
 @pytest.mark.parametrize("name", FUSED)
 def test_nothing_simulated_is_called_measured(name: str) -> None:
-    """Measured: wgmma on an H200, and finite data of wmma on an H100 and a B200, into float32."""
+    """Measured: wgmma and mma.sync on an H200 (the committed report), finite data of wmma on a B200 into float32."""
     evidence = FUSED[name].evidence
-    if not name.startswith(MEASURED) or name.endswith(".f16out"):
-        assert Evidence.MEASURED not in evidence.values()
-    if not name.startswith("sm90.wgmma."):
+    if name.startswith(("sm90.wgmma.", "sm90.mma.")):
+        assert set(evidence.values()) <= {Evidence.MEASURED, Evidence.DERIVED}
+    elif name.startswith("sm100.mma.") and not name.endswith(".f16out"):
         assert evidence["special_values"] is Evidence.SIMULATED
         assert evidence["exponent_floor"] is not Evidence.MEASURED
+    else:
+        assert Evidence.MEASURED not in evidence.values()
     if "mxf" in name:
         assert evidence["exponent_floor"] is Evidence.ASSUMED
+
+
+def test_what_is_called_measured_on_sm90_is_in_the_report() -> None:
+    """Each of these instructions has a probe in the report from the device, confirmed."""
+    text = (ROOT / "docs" / "evidence" / "probe-sm90-h200.json").read_text(encoding="utf-8")
+    confirmed = {
+        outcome["model"]
+        for report in json.loads(text)["reports"]
+        for outcome in report["outcomes"]
+        if outcome["status"] == "confirmed" and outcome["results"] > 1_000_000
+    }
+    assert {name for name in FUSED if name.startswith("sm90.")} <= confirmed
 
 
 @pytest.mark.parametrize(

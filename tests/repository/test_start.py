@@ -9,7 +9,7 @@ import pytest
 from tests.repository.layout import ROOT
 
 OPTIONAL = {"dask", "hypothesis", "jax", "jaxlib", "matplotlib", "pytest", "torch"}
-CORE = ("formats", "arithmetic", "packing", "attention", "report", "leakage", "golden")
+CORE = ("formats", "arithmetic", "packing", "attention", "report", "leakage", "golden", "device")
 
 # The program to watch runs first; what it left in sys.modules is the last line it prints.
 REPORT = """

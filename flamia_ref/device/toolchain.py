@@ -1,0 +1,167 @@
+"""The user's CUDA compiler, and the programs that it makes of the sources in this package."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from flamia_ref._errors import line, shown
+from flamia_ref.device.architectures import Architecture
+
+_NO_DEVICE = 3  # the exit status of a program that finds no device, or has no kernel for its input
+_COMPILE_SECONDS, _RUN_SECONDS = 600, 600
+
+
+class ProgramFailed(ValueError):
+    """A program did not compile, or stopped with an error."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compiler:
+    """An nvcc and its CUDA release, (13, 0)."""
+
+    path: str
+    release: tuple[int, int]
+
+    @property
+    def version(self) -> str:
+        """The release as text: "13.0"."""
+        return ".".join(map(str, self.release))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """A GPU as its driver describes it: the first one that CUDA shows."""
+
+    name: str
+    capability: str
+    driver_cuda: str
+    runtime_cuda: str
+
+
+def find_compiler(given: str | None = None) -> Compiler:
+    """The nvcc to use: `given`, or the one on PATH, or that of an installation in its usual place.
+
+    Raises ValueError where there is none, or where it does not say its release.
+    """
+    path = _compiler_path(given)
+    try:
+        told = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ValueError(f"{path} does not run: {line(str(error))}") from error
+    release = re.search(r"release (\d+)\.(\d+)", told)
+    if release is None:
+        raise ValueError(f"{path} --version names no CUDA release; is it nvcc?")
+    return Compiler(path=path, release=(int(release[1]), int(release[2])))
+
+
+def _compiler_path(given: str | None) -> str:
+    if given is not None:
+        found = shutil.which(given)
+        if found is None:
+            raise ValueError(f"{shown(given)} is no program; name an nvcc")
+        return found
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
+    folders = [Path(home) for home in homes if home] + [Path("/usr/local/cuda")]
+    for place in ("nvcc", *(str(folder / "bin" / "nvcc") for folder in folders)):
+        found = shutil.which(place)
+        if found is not None:
+            return found
+    raise ValueError(
+        "nvcc was not found on PATH, in CUDA_HOME, or in /usr/local/cuda; install the CUDA toolkit "
+        "(12.0 for sm_90a, 12.8 for Blackwell), or name its nvcc with --nvcc"
+    )
+
+
+def write_sources(folder: Path) -> None:
+    """Write the CUDA sources of this package into a folder, which is made."""
+    folder.mkdir(parents=True)
+    for source in (resources.files("flamia_ref.device") / "cuda").iterdir():
+        if source.name.endswith((".cu", ".cuh")):
+            (folder / source.name).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+def compile_program(
+    compiler: Compiler, folder: Path, name: str, architecture: Architecture | None
+) -> Path:
+    """Compile `name`.cu of a folder of sources beside it; for the host alone without an architecture.
+
+    Raises ProgramFailed with the compiler's first error.
+    """
+    command = [compiler.path, "-O2", "-std=c++17"]
+    output = folder / name
+    if architecture is not None:
+        output = folder / f"{name}-{architecture.name}"
+        target = architecture.name.removeprefix("sm_")
+        command += [
+            f"-DFLAMIA_ARCH={architecture.number}",
+            f"-gencode=arch=compute_{target},code=sm_{target}",
+        ]
+    command += ["-o", str(output), str(folder / f"{name}.cu")]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ProgramFailed(f"nvcc could not compile {name}.cu: {line(str(error))}") from error
+    if run.returncode:
+        raise ProgramFailed(f"nvcc {compiler.version} refuses {name}.cu: {_first_error(run)}")
+    return output
+
+
+def _first_error(run: subprocess.CompletedProcess[str]) -> str:
+    said = [one for one in (run.stderr + run.stdout).splitlines() if one.strip()]
+    errors = [one for one in said if re.search(r"error|fatal", one, re.IGNORECASE)]
+    return line((errors or said or [f"exit status {run.returncode}"])[0])
+
+
+def describe_device(compiler: Compiler, folder: Path) -> Device:
+    """The GPU of this machine, as a program compiled into a folder of sources sees it.
+
+    Raises ValueError where there is none.
+    """
+    program = compile_program(compiler, folder, "describe", None)
+    try:
+        run = subprocess.run([program], capture_output=True, text=True, timeout=_RUN_SECONDS)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ProgramFailed(
+            f"the program that looks for a GPU failed: {line(str(error))}"
+        ) from error
+    if run.returncode == _NO_DEVICE:
+        raise ValueError(f"no GPU to probe ({line(run.stderr)}); --compile-only needs none")
+    if run.returncode:
+        raise ProgramFailed(f"the program that looks for a GPU failed: {line(run.stderr)}")
+    return Device(**json.loads(run.stdout))
+
+
+def run_program(program: Path, inputs: Sequence[bytes], folder: Path) -> list[bytes]:
+    """Run a program on some inputs, in one process; its results. Files go to a folder and are removed.
+
+    Raises ProgramFailed where it stops with an error.
+    """
+    names: list[Path] = []
+    try:
+        for at, data in enumerate(inputs):
+            pair = (folder / f"{at}.in", folder / f"{at}.out")
+            pair[0].write_bytes(data)
+            names += pair
+        try:
+            run = subprocess.run(
+                [program, *names], capture_output=True, text=True, timeout=_RUN_SECONDS
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise ProgramFailed(f"{program.name} failed: {line(str(error))}") from error
+        if run.returncode:
+            said = line(run.stderr) or f"exit status {run.returncode}"
+            raise ProgramFailed(f"{program.name} failed: {said}")
+        return [name.read_bytes() for name in names[1::2]]
+    finally:
+        for name in names:
+            name.unlink(missing_ok=True)
