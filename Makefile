@@ -9,12 +9,13 @@ PACK := build/demo-pack
 LEAK := build/leak.png
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test nightly bench wheel lint format types coverage clean distclean
+.PHONY: help setup demo test nightly notebooks bench wheel lint format types coverage clean distclean
 
 help:
 	@echo 'make demo      make a golden pack, check a good kernel and a broken one against it, see a leak'
 	@echo 'make test      run the tests, JOBS=$(JOBS) at a time'
 	@echo 'make nightly   run the tests that take minutes'
+	@echo 'make notebooks run the notebooks, keep what they show in them, draw the pictures of docs/accumulation.md'
 	@echo 'make bench     measure speed beside peers, BENCH="NAME ..." for some of it'
 	@echo 'make wheel     build the distribution and test it in an environment of its own'
 	@echo 'make lint      check style and types'
@@ -57,6 +58,10 @@ test: setup
 
 nightly: setup
 	@$(BIN)/python -m pytest -m nightly -n $(JOBS)
+
+notebooks: setup
+	@$(BIN)/python notebooks/execute.py
+	@$(BIN)/python docs/accumulation.py
 
 bench: setup
 	@$(BIN)/python -m benchmarks $(BENCH)
