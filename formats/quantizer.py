@@ -65,7 +65,6 @@ class BlockTensor:
             BlockTensor, data=("codes", "scales", "tensor_scale"), meta=("format", "block")
         )
 
-
     @property
     def T(self) -> "BlockTensor":
         """The transposed tensor: the same codes and scales, seen along the other axis. Views in numpy."""
