@@ -101,26 +101,23 @@ def _block_scaled(device: str, note: str) -> Iterator[Instruction]:
         )
 
 
-def _warp(
-    device: str, labels: Labels, no_floor: Labels, half: Labels, note: str
-) -> Iterator[Instruction]:
+def _warp(device: str, known: Mapping[str, Labels], note: str) -> Iterator[Instruction]:
     """mma.sync on 16-bit floats and tf32 of `device`, whose fused sum takes 32 bytes of an operand.
 
-    `no_floor` are the labels of float16 operands, `half` those with a float16 accumulator too.
+    `known` are the labels of kinds that outputs of the device are known of, and `note` says which; the others are
+    simulated.
     """
-    for shape, share in (("", 1), (".k8", 2)):
-        yield _plain(f"{device}.f16{shape}", ("fp16",), 16 // share, no_floor, note)
-        yield _plain(f"{device}.bf16{shape}", ("bf16",), 16 // share, labels, note)
-        yield _plain(
-            f"{device}.f16{shape}",
-            ("fp16",),
-            16 // share,
-            half,
-            "" if half is _SIMULATED_ALL else note,
-            result=Result.FLOAT16,
-        )
-    for shape, terms in (("", 8), (".k4", 4)):
-        yield _plain(f"{device}.tf32{shape}", ("tf32",), terms, labels, note)
+    kinds = [("tf32", "tf32", 8), ("tf32.k4", "tf32", 4)]
+    for shape, terms in (("", 16), (".k8", 8)):
+        kinds += [(f"f16{shape}", "fp16", terms), (f"bf16{shape}", "bf16", terms)]
+        name = f"f16{shape}.f16out"
+        labels = known.get(name, _SIMULATED_ALL)
+        text = note if name in known else ""
+        half = Result.FLOAT16
+        yield _plain(f"{device}.f16{shape}", ("fp16",), terms, labels, text, result=half)
+    for name, element, terms in kinds:
+        labels = known.get(name, _SIMULATED_NO_FLOOR if element == "fp16" else _SIMULATED_ALL)
+        yield _plain(f"{device}.{name}", (element,), terms, labels, note if name in known else "")
 
 
 def _hopper() -> Iterator[Instruction]:
@@ -141,7 +138,10 @@ def _hopper() -> Iterator[Instruction]:
     yield _plain("sm90.wgmma.f16", ("fp16",), 16, _MEASURED_ALL, _H200, result=half)
     yield _plain("sm90.wgmma.fp8", _FP8, 32, _MEASURED_NO_FLOOR, _H200, bits=13, result=half)
     note = f"{_H200}; H100 outputs of the wmma interface {_RECORDED}, finite data, agree"
-    yield from _warp("sm90.mma", _MEASURED_ALL, _MEASURED_NO_FLOOR, _MEASURED_ALL, note)
+    measured_all = dict.fromkeys(("bf16", "bf16.k8", "tf32", "tf32.k4"), _MEASURED_ALL)
+    measured_all |= dict.fromkeys(("f16.f16out", "f16.k8.f16out"), _MEASURED_ALL)
+    no_floor = dict.fromkeys(("f16", "f16.k8"), _MEASURED_NO_FLOOR)
+    yield from _warp("sm90.mma", measured_all | no_floor, note)
 
 
 def _blackwell() -> Iterator[Instruction]:
@@ -154,11 +154,12 @@ def _blackwell() -> Iterator[Instruction]:
     yield _plain("sm100.tcgen05.f8f6f4", _NARROW, 32, _SIMULATED_ALL, result=Result.FLOAT16)
     yield from _block_scaled("sm100.tcgen05", "no outputs of tcgen05 are public")
     note = f"B200 outputs of the wmma interface {_RECORDED}, finite data, 5000 rows a format"
-    yield from _warp("sm100.mma", _FINITE_MEASURED, _FINITE_MEASURED_NO_FLOOR, _SIMULATED_ALL, note)
+    finite = dict.fromkeys(("bf16", "tf32"), _FINITE_MEASURED)
+    yield from _warp("sm100.mma", finite | {"f16": _FINITE_MEASURED_NO_FLOOR}, note)
 
 
 def _consumer_blackwell() -> Iterator[Instruction]:
-    yield from _warp("sm120.mma", _SIMULATED_ALL, _SIMULATED_NO_FLOOR, _SIMULATED_ALL, "")
+    yield from _warp("sm120.mma", {}, "")
     kinds = (("fp8", _FP8, 32), ("fp8.k16", _FP8, 16), ("f8f6f4", _NARROW, 32))
     for kind, formats, terms in kinds:
         yield _plain(f"sm120.mma.{kind}", formats, terms, _SIMULATED_NO_FLOOR)
