@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from flamia_ref._errors import shown
 
@@ -26,7 +29,16 @@ class Order:
 
     def __post_init__(self) -> None:
         """Refuse chains that are not all steps, each once."""
-        chains = tuple(tuple(chain) for chain in self.chains)
+        try:
+            chains = tuple(tuple(map(_step, chain)) for chain in self.chains)
+        except TypeError:
+            raise TypeError(
+                f"chains are {shown(self.chains)}; they must be a sequence of chains, each of step numbers"
+            ) from None
+        if type(self.c_starts_first_chain) is not bool:
+            raise TypeError(
+                f"c_starts_first_chain is {shown(self.c_starts_first_chain)}; it must be True or False"
+            )
         object.__setattr__(self, "chains", chains)
         steps = [step for chain in chains for step in chain]
         if not all(type(step) is int for step in steps) or sorted(steps) != list(range(len(steps))):
@@ -49,8 +61,7 @@ class Order:
     @classmethod
     def issued(cls, steps: Sequence[int]) -> Order:
         """One accumulator, steps as given."""
-        steps = tuple(int(step) for step in steps)
-        return cls(chains=(steps,) if steps else ())
+        return cls(chains=(tuple(steps),) if len(steps) else ())
 
     @classmethod
     def split(cls, sizes: Sequence[int]) -> Order:
@@ -75,6 +86,11 @@ class Order:
         starts = range(0, _count("steps", steps), every)
         chains = tuple(tuple(range(start, min(start + every, steps))) for start in starts)
         return cls(chains=chains, c_starts_first_chain=False)
+
+
+def _step(given: Any) -> Any:
+    """An integer of numpy as an int; anything else as it is."""
+    return int(given) if isinstance(given, np.integer) else given
 
 
 def _count(name: str, given: int) -> int:

@@ -11,15 +11,15 @@ import numpy as np
 
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
-from flamia_ref.arithmetic import special
+from flamia_ref.arithmetic import reductions, special
 from flamia_ref.arithmetic.mufu import Tables
+from flamia_ref.arithmetic.reductions import REDUCTIONS, Reduction
 from flamia_ref.attention import sides, softmax
 from flamia_ref.attention.forward_tile import pairs_visible
 from flamia_ref.attention.recipe import DeltaSum, Recipe
 from flamia_ref.attention.sides import Rows
 
-_VECTOR = 8  # channels that a thread adds in one go
-_THREADS = 8
+_HEADS = Reduction(begins="term")
 
 
 class Prologue(NamedTuple):
@@ -131,41 +131,19 @@ def _delta(dout: Array, out: Array, order: DeltaSum) -> Array:
                 lambda sums, x: (_float32.fma(x[0], x[1], sums), None), zero, columns
             )
         case DeltaSum.THREAD_VECTORS:
-            channels = -(-dout.shape[1] // 32) * 32
-            width = next(width for width in (128, 64, 32) if channels % width == 0)
-            products = _padded(_float32.multiply(out, dout), channels)
-            parts = products.reshape(-1, channels // width, width // _VECTOR, _VECTOR)
-            terms = xp.moveaxis(parts, 2, 3).reshape(len(parts), channels * _VECTOR // width, -1)
-            return _butterfly(_added(terms), ascending=True)
+            products = _padded(_float32.multiply(out, dout), 32)
+            width = next(width for width in (128, 64, 32) if products.shape[1] % width == 0)
+            return reductions.reduce(products, REDUCTIONS[f"fa4.delta.{width}"], 1)
         case DeltaSum.HALF_PRODUCTS:
-            channels = -(-dout.shape[1] // (2 * _THREADS)) * 2 * _THREADS
             half = sides.bfloat16(_float32.multiply(out, dout)).astype(np.uint32) << np.uint32(16)
-            parts = _padded(half, channels).reshape(-1, channels // (2 * _THREADS), _THREADS, 2)
-            pairs = _float32.add(_float32.add(np.uint32(0), parts[..., 0]), parts[..., 1])
-            return _butterfly(_added(pairs), ascending=False)
+            threads = REDUCTIONS["cudnn.mxfp8.delta"]
+            return reductions.reduce(_padded(half, threads.dealt), threads, 1)
 
 
-def _padded(x: Array, channels: int) -> Array:
+def _padded(x: Array, multiple: int) -> Array:
+    """`x` [rows, channels] with channels of +0 up to a multiple."""
     xp = _backend.namespace(x)
-    return xp.pad(x, ((0, 0), (0, channels - x.shape[1])))
-
-
-def _added(terms: Array) -> Array:
-    """The sums [rows, threads] over the middle axis of `terms` [rows, terms, threads], ascending from +0."""
-    xp = _backend.namespace(terms)
-    zero = xp.zeros((terms.shape[0], terms.shape[2]), dtype=np.uint32)
-    columns = (xp.moveaxis(terms, 1, 0),)
-    return _backend.scan(lambda sums, x: (_float32.add(sums, x[0]), None), zero, columns)
-
-
-def _butterfly(sums: Array, *, ascending: bool) -> Array:
-    """The sum [rows] of [rows, threads] as an exchange between threads adds it, at growing or falling distance."""
-    while sums.shape[1] > 1:
-        half = sums.shape[1] // 2
-        first, second = (0, 1) if ascending else (slice(half), slice(half, None))
-        pairs = sums.reshape(-1, half, 2) if ascending else sums
-        sums = _float32.add(pairs[..., first], pairs[..., second])
-    return sums[:, 0]
+    return xp.pad(x, ((0, 0), (0, -x.shape[1] % multiple)))
 
 
 class _Middle(NamedTuple):
@@ -289,9 +267,7 @@ def _by_query(fold: Array | None) -> Array | None:
 def finished(accumulator: Array, scale: Array, *, scaled: bool) -> Array:
     """bfloat16 codes of gradients [rows, channels] from the accumulators [rows, heads, channels], whose heads are added
     in float32, ascending, and then multiplied by `scale`, if `scaled`."""
-    total = accumulator[:, 0]
-    for head in range(1, accumulator.shape[1]):
-        total = _float32.add(total, accumulator[:, head])
+    total = reductions.reduce(accumulator, _HEADS, 1)
     if scaled:
         total = _float32.multiply(total, scale)
     return sides.bfloat16(total)

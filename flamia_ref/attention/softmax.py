@@ -11,17 +11,20 @@ import numpy as np
 
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
-from flamia_ref.arithmetic import special
+from flamia_ref.arithmetic import reductions, special
 from flamia_ref.arithmetic.mufu import Tables
+from flamia_ref.arithmetic.reductions import REDUCTIONS
 from flamia_ref.attention.recipe import Softmax
 
 NEGATIVE_INFINITY = _float32.INFINITY | _float32.SIGN
 LOWEST = np.uint32(0xFF7FFFFF)  # -3.4028235e38, which stands for a masked score
 LOG2_E = np.uint32(0x3FB8AA3B)
 LN_2 = np.uint32(0x3F317218)
-_LANES = 8
-_HALF_TILE = 64
 _SMALLEST_SUM = np.uint32(0x0DA24260)  # fl(1e-30)
+_ROW_SUMS = {
+    "eight_lanes": REDUCTIONS["fa4.row_sum"],
+    "two_lanes": REDUCTIONS["cudnn.mxfp8.row_sum"],
+}
 
 
 class Probabilities(NamedTuple):
@@ -192,44 +195,21 @@ def rescaled(x: Array, rescale: Array, softmax: Softmax) -> Array:
 
 def summed(row_sum: Array, rescale: Array, p: Array, softmax: Softmax) -> Array:
     """The row sum [tiles, rows, lanes] after the columns of `p`."""
-    xp = _backend.namespace(row_sum, p)
+    order = _ROW_SUMS[softmax.row_sum]
     if softmax.row_sum == "eight_lanes":
-        return _eight_lanes(rescaled(row_sum[:, :, 0], rescale, softmax), p)[:, :, None]
-    tiles, rows, keys = p.shape
-    halves = []
-    for first in range(0, keys, _HALF_TILE):
-        half = p[:, :, first : first + _HALF_TILE]
-        columns = xp.moveaxis(half.reshape(tiles, rows, half.shape[2] // 2, 2), 2, 0)
-        halves.append(
-            _backend.scan(
-                lambda sums, x: (_float32.add(sums, x[0]), None), columns[0], (columns[1:],)
-            )
-        )
-    new = halves[0] if len(halves) == 1 else _float32.add(halves[0], halves[1])
+        start = rescaled(row_sum[:, :, 0], rescale, softmax)
+        return reductions.reduce(p, order, 2, start)[:, :, None]
+    new = reductions.partial_sums(p, order, 2)
     if softmax.base == "integer_max":
         return _float32.add(_float32.shift(row_sum, rescale[:, :, None]), new)
     return _float32.fma(row_sum, rescale[:, :, None], new)
-
-
-def _eight_lanes(row_sum: Array, p: Array) -> Array:
-    """`row_sum` [tiles, rows] plus the columns of `p`, by eight lanes."""
-    xp = _backend.namespace(row_sum, p)
-    tiles, rows, keys = p.shape
-    columns = xp.moveaxis(p.reshape(tiles, rows, keys // _LANES, _LANES), 2, 0)
-    partial = xp.concatenate(
-        [row_sum[:, :, None], xp.zeros((tiles, rows, _LANES - 1), dtype=np.uint32)], axis=2
-    )
-    partial = _backend.scan(lambda sums, x: (_float32.add(sums, x[0]), None), partial, (columns,))
-    add, lane = _float32.add, [partial[:, :, r] for r in range(_LANES)]
-    even = add(add(lane[0], lane[2]), add(lane[4], lane[6]))
-    return add(even, add(add(lane[1], lane[3]), add(lane[5], lane[7])))
 
 
 def total(row_sum: Array) -> Array:
     """The row sum [tiles, rows] from its lanes."""
     if row_sum.shape[2] == 1:
         return row_sum[:, :, 0]
-    return _float32.add(row_sum[:, :, 0], row_sum[:, :, 1])
+    return reductions.combine(row_sum, _ROW_SUMS["two_lanes"])
 
 
 def dead_rows(row_max: Array, row_sum: Array, softmax: Softmax) -> Array:

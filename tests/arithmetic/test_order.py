@@ -1,6 +1,7 @@
 """Orders of instruction steps: each step on the slow machine of tests/independent, chained by hand in the order given,
 the chains' results added as exact float32."""
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from flamia_ref.arithmetic import Order, fused_dot, matmul, matmul_bits
+from flamia_ref.formats import quantize
 from tests.arithmetic.product_rows import WIDE, Case, Row, Words, arguments, maker
 from tests.independent import codes, float32, machine, tensor_cores
 
@@ -176,7 +178,6 @@ def jit_of_vmap(function: Callable[..., Any], arrays: dict[str, Any]) -> Any:
     return jax.jit(lambda arrays: mapped(function, arrays))(arrays)
 
 
-MODES = [eager, jitted, mapped, jit_of_vmap]
 IN_JAX = [
     ("mxf8f6f4", "split", eager),
     ("mxf8f6f4", "any", jit_of_vmap),
@@ -189,8 +190,12 @@ IN_JAX = [
 @pytest.mark.parametrize(
     ("kind", "order", "mode"),
     [
-        pytest.param(*pair, mode, marks=[] if (*pair, mode) in IN_JAX else [pytest.mark.nightly])
-        for pair, mode in itertools.product(PAIRS, MODES)
+        *IN_JAX,
+        *(
+            pytest.param(*pair, mode, marks=pytest.mark.nightly)
+            for pair, mode in itertools.product(PAIRS, (eager, jit_of_vmap))
+            if (*pair, mode) not in IN_JAX
+        ),
     ],
 )
 def test_jax(kind: str, order: str, mode: Callable[..., Any]) -> None:
@@ -377,6 +382,32 @@ def test_transposed_views(kind: str, library: Any) -> None:
             np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.parametrize("library", [np, jnp], ids=["numpy", "jax"])
+def test_a_transposed_block_tensor(library: Any) -> None:
+    """`b.T` of rows in blocks of 32 along K is what `matmul_bits` takes."""
+    rng = np.random.default_rng(8)
+    a, b = (quantize(rng.normal(size=(n, 128)).astype(np.float32), "te-mx-e4m3") for n in (3, 4))
+    assert (b.T.codes.shape, b.T.scales.shape, b.T.block) == ((128, 4), (4, 4), (32, 1))
+    wanted = [
+        [
+            by_hand(
+                Row(why="pair", a=left, b=right, a_scales=left_scales, b_scales=right_scales, c=0),
+                ((0, 1, 2), (3,)),
+                True,
+                dataclasses.replace(MX, b="e4m3"),
+            )
+            for right, right_scales in zip(b.codes.tolist(), b.scales.tolist(), strict=True)
+        ]
+        for left, left_scales in zip(a.codes.tolist(), a.scales.tolist(), strict=True)
+    ]
+    order = Order.split((3, 1))
+    left, right = (jax.tree.map(library.asarray, tensor) for tensor in (a, b))
+    assert matmul_bits(left, right.T, MX.instruction, order=order).tolist() == wanted
+    if library is jnp:
+        product = jax.jit(lambda a, b: matmul_bits(a, b.T, MX.instruction, order=order))
+        assert product(left, right).tolist() == wanted
+
+
 # Nothing to add.
 
 
@@ -495,6 +526,8 @@ def test_empty_chains(chains: Any) -> None:
         (lambda: Order.ascending(True), "steps is True"),
         (lambda: Order.issued((0, 2)), "each step from 0 on, once"),
         (lambda: Order.issued((1, 1)), "each step from 0 on, once"),
+        (lambda: Order.issued((0, 1.7)), "chains are ((0, 1.7),); together they must have each"),
+        (lambda: Order.issued("01"), "each step from 0 on, once"),
         (lambda: Order.split((3, -1)), "a size is -1"),
         (lambda: Order.split((1.5, 2)), "a size is 1.5"),
         (lambda: Order.interleaved(-4, 2), "steps is -4"),
@@ -506,6 +539,17 @@ def test_empty_chains(chains: Any) -> None:
 )
 def test_numbers_that_are_no_order(call: Callable[[], Any], message: str) -> None:
     refused(call, ValueError, message)
+
+
+@pytest.mark.parametrize("chains", [3, None, (0, 1), [0]])
+def test_what_holds_no_chains(chains: Any) -> None:
+    refused(lambda: Order(chains=chains), TypeError, "they must be a sequence of chains, each of")
+
+
+@pytest.mark.parametrize("given", [1, None, "no"])
+def test_c_starts_or_does_not(given: Any) -> None:
+    message = f"c_starts_first_chain is {given!r}; it must be True or False"
+    refused(lambda: Order(chains=((0,),), c_starts_first_chain=given), TypeError, message)
 
 
 @pytest.mark.parametrize("kind", CASES)
