@@ -31,11 +31,13 @@ Labels = Mapping[str, Evidence]
 
 def _labels(alignment: Evidence, floor: Evidence, special: Evidence) -> Labels:
     """The label of each part: terms, bits and rounding; exponent floor; NaN, infinity and overflow."""
-    return {"alignment": alignment, "exponent_floor": floor, "special_values": special}
+    parts = {"alignment": alignment, "exponent_floor": floor, "special_values": special}
+    return Registry("part of an instruction", parts.items())
 
 
 # Sixteen-bit floats other than bfloat16, and narrower ones, have no product that is small enough to show a floor of
-# 2^-133: that it does not matter follows from the rest. Behind a float16 accumulator the floor is 2^-21.
+# 2^-133: that it does not matter follows from the rest. Behind a float16 accumulator the floor is 2^-21, which float16
+# products show and 8-bit ones do not.
 _SIMULATED_ALL = _labels(_SIMULATED, _SIMULATED, _SIMULATED)
 _SIMULATED_NO_FLOOR = _labels(_SIMULATED, Evidence.DERIVED, _SIMULATED)
 _FLOOR_ASSUMED = _labels(_SIMULATED, Evidence.ASSUMED, _SIMULATED)
@@ -151,11 +153,12 @@ def _blackwell() -> Iterator[Instruction]:
     yield _plain("sm100.tcgen05.f16", ("fp16",), 16, _SIMULATED_ALL, result=Result.FLOAT16)
     yield _plain("sm100.tcgen05.tf32", ("tf32",), 8, _SIMULATED_ALL, note)
     yield _plain("sm100.tcgen05.f8f6f4", _NARROW, 32, _SIMULATED_NO_FLOOR, probe)
-    yield _plain("sm100.tcgen05.f8f6f4", _NARROW, 32, _SIMULATED_ALL, result=Result.FLOAT16)
+    yield _plain("sm100.tcgen05.f8f6f4", _NARROW, 32, _SIMULATED_NO_FLOOR, result=Result.FLOAT16)
     yield from _block_scaled("sm100.tcgen05", "no outputs of tcgen05 are public")
     note = f"B200 outputs of the wmma interface {_RECORDED}, finite data, 5000 rows a format"
-    finite = dict.fromkeys(("bf16", "tf32"), _FINITE_MEASURED)
-    yield from _warp("sm100.mma", finite | {"f16": _FINITE_MEASURED_NO_FLOOR}, note)
+    # The recorded tf32 rows have four products: they do not tell eight in a sum from four.
+    finite = {"bf16": _FINITE_MEASURED, "f16": _FINITE_MEASURED_NO_FLOOR}
+    yield from _warp("sm100.mma", finite, note)
 
 
 def _consumer_blackwell() -> Iterator[Instruction]:
@@ -163,7 +166,9 @@ def _consumer_blackwell() -> Iterator[Instruction]:
     kinds = (("fp8", _FP8, 32), ("fp8.k16", _FP8, 16), ("f8f6f4", _NARROW, 32))
     for kind, formats, terms in kinds:
         yield _plain(f"sm120.mma.{kind}", formats, terms, _SIMULATED_NO_FLOOR)
-        yield _plain(f"sm120.mma.{kind}", formats, terms, _SIMULATED_ALL, result=Result.FLOAT16)
+        yield _plain(
+            f"sm120.mma.{kind}", formats, terms, _SIMULATED_NO_FLOOR, result=Result.FLOAT16
+        )
     probe = "a probe of an RTX 5090 (github huweim/emulation_sys) saw at least 25 bits"
     yield from _block_scaled("sm120.mma", probe)
 
@@ -178,11 +183,10 @@ def _older() -> Iterator[Instruction]:
         yield _plain(
             f"{device}.f16", ("fp16",), 8, _SIMULATED_ALL, bits=24, floor=-132, result=half
         )
-    for result, labels in (
-        (Result.FLOAT32_13, _SIMULATED_NO_FLOOR),
-        (Result.FLOAT16, _SIMULATED_ALL),
-    ):
-        yield _plain("sm89.mma.fp8", _FP8, 16, labels, bits=13, floor=-132, result=result)
+    for result in (Result.FLOAT32_13, Result.FLOAT16):
+        yield _plain(
+            "sm89.mma.fp8", _FP8, 16, _SIMULATED_NO_FLOOR, bits=13, floor=-132, result=result
+        )
 
 
 def _ideal() -> Iterator[Instruction]:
@@ -193,7 +197,7 @@ def _ideal() -> Iterator[Instruction]:
         operand_formats=formats,
         result=Result.FLOAT32_NEAREST,
         scalings=(_BLOCK_32, *(scaling for scaling in _FP4_SCALINGS if scaling != _BLOCK_32)),
-        evidence={"sum": Evidence.SPECIFIED},
+        evidence=Registry("part of an instruction", [("sum", Evidence.SPECIFIED)]),
         source="IEEE 754-2019, one rounding of the exact result",
     )
     yield Instruction(
@@ -201,7 +205,7 @@ def _ideal() -> Iterator[Instruction]:
         summation=Summation.FMA,
         operand_formats=formats,
         result=Result.FLOAT32_NEAREST,
-        evidence={"sum": Evidence.SPECIFIED},
+        evidence=Registry("part of an instruction", [("sum", Evidence.SPECIFIED)]),
         source="IEEE 754-2019, fusedMultiplyAdd",
     )
 

@@ -90,6 +90,8 @@ def exact_sum(
         infinite = a_infinite | b_infinite
         a_zero, b_zero = (a_significand == 0) & ~a_infinite, (b_significand == 0) & ~b_infinite
         invalid = invalid | (infinite & (a_zero | b_zero))
+        if scales is not None:
+            invalid = invalid | (infinite & (x[8] * x[9] == 0))
         positive, minus = positive | (infinite & ~negative), minus | (infinite & negative)
         only_minus_zero = only_minus_zero & (product == 0) & negative & ~infinite
         return (total, positive, minus, invalid, only_minus_zero), None

@@ -71,7 +71,7 @@ class Instruction:
     summation: Summation
     operand_formats: tuple[str, ...]
     source: str
-    evidence: Mapping[str, Evidence] = field(hash=False)
+    evidence: Mapping[str, Evidence] = field(compare=False)
     terms: int | None = None
     group: int = 1
     fraction_bits: int = 0

@@ -105,6 +105,11 @@ def operand(
     _check_takes_scales(name, rules)
     shapes = {scaling: _scale_shape(codes, scaling, k_axis) for scaling in allowed}
     fitting = tuple(x for x, shape in shapes.items() if shape == tuple(scales.shape))
+    formats = tuple(dict.fromkeys(scaling.format for scaling in fitting))
+    if scale_format is None and len(formats) > 1:
+        raise ValueError(
+            f"scale_format is missing; scales of this shape can be {' or '.join(formats)} for {rules.name}"
+        )
     if not fitting:
         wanted = " or ".join(str(shape) for shape in dict.fromkeys(shapes.values()))
         raise ValueError(
@@ -256,8 +261,6 @@ def _scalings(
             raise ValueError(
                 f"scale_format is missing; {rules.name} takes {' or '.join(rules.scale_formats)}"
             )
-        if asked and rules.scalings:
-            return tuple(x for x in rules.scalings if x.format == rules.scale_formats[0])
         return rules.scalings
     given = _registered_format("scale_format", scale_format, rules.scale_formats or FORMATS).name
     if given not in rules.scale_formats:

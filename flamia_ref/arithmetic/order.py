@@ -68,14 +68,17 @@ class Order:
         """An accumulator for each run of consecutive steps, of the sizes given: (3, 1) for K split 96 and 32."""
         chains, start = [], 0
         for size in sizes:
-            chains.append(tuple(range(start, start + _count("a size", size))))
-            start += size
+            end = start + _count("a size", size)
+            chains.append(tuple(range(start, end)))
+            start = end
         return cls(chains=tuple(chain for chain in chains if chain))
 
     @classmethod
     def interleaved(cls, steps: int, accumulators: int) -> Order:
         """Step i goes to accumulator i modulo `accumulators`."""
-        count = min(_count("steps", steps), max(1, _count("accumulators", accumulators)))
+        if _count("accumulators", accumulators) == 0:
+            raise ValueError("accumulators is 0; steps go to at least one")
+        count = min(_count("steps", steps), accumulators)
         return cls(chains=tuple(tuple(range(first, steps, count)) for first in range(count)))
 
     @classmethod
@@ -93,7 +96,8 @@ def _step(given: Any) -> Any:
     return int(given) if isinstance(given, np.integer) else given
 
 
-def _count(name: str, given: int) -> int:
+def _count(name: str, given: Any) -> int:
+    given = _step(given)
     if type(given) is not int or given < 0:
         raise ValueError(f"{name} is {shown(given)}; it must be a whole number, 0 or more")
     return given

@@ -188,12 +188,13 @@ def fused_dot(
 
     Returns:
         bits like `c_bits`; every NaN is 0x7fffffff, 0x7fff in float16. JAX if any array given is, else numpy.
-        K of 0 gives `c_bits`.
+        K of 0 gives `c_bits`, with NaN written so.
 
     Raises:
         TypeError: for what is no array, or codes, scales or bits of another dtype.
         ValueError: for shapes, formats, scales or codes that the instruction does not take, or
-            arrays on different devices.
+            arrays on different devices. Codes that are traced are not looked at: of one that is
+            too large, the bits above its format are ignored.
 
     Source: the instruction's own.
     """
@@ -245,12 +246,13 @@ def matmul_bits(
 
     Returns:
         float32 bits (m, n), uint32, or float16 bits, uint16; every NaN is 0x7fffffff or 0x7fff. JAX if any array
-        given is, else numpy. K of 0 gives `c`.
+        given is, else numpy. K of 0 gives `c`, with NaN written so.
 
     Raises:
         TypeError: for what is no array, or codes, scales or bits of another dtype.
         ValueError: for shapes, formats, scales or codes that the instruction does not take, or
-            arrays on different devices.
+            arrays on different devices. Codes that are traced are not looked at: of one that is
+            too large, the bits above its format are ignored.
 
     Source: the instruction's own.
     """

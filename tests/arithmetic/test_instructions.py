@@ -73,7 +73,7 @@ def test_nothing_simulated_is_called_measured(name: str) -> None:
     evidence = FUSED[name].evidence
     if name.startswith(("sm90.wgmma.", "sm90.mma.")):
         assert set(evidence.values()) <= {Evidence.MEASURED, Evidence.DERIVED}
-    elif name in ("sm100.mma.f16", "sm100.mma.bf16", "sm100.mma.tf32"):
+    elif name in ("sm100.mma.f16", "sm100.mma.bf16"):
         assert evidence["special_values"] is Evidence.SIMULATED
         assert evidence["exponent_floor"] is not Evidence.MEASURED
     else:

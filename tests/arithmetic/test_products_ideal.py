@@ -137,6 +137,8 @@ def rows(
 
 def run(xp: Any, pair: tuple[str, str], name: str, a: Any, b: Any, c: Any, *scales: Any) -> Any:
     given = {f"{side}_scales": xp.asarray(x) for side, x in zip("ab", scales, strict=False)}
+    if scales:
+        given["scale_format"] = "e8m0"
     return fused_dot(
         xp.asarray(a),
         xp.asarray(b),
@@ -289,3 +291,32 @@ def test_the_sums_differ() -> None:
     a, b = np.pad(a, ((0, 0), (0, 13))), np.pad(b, ((0, 13), (0, 0)))
     narrow = [np.right_shift(x, 16).astype(np.uint16) for x in (a, b)]
     assert matmul(*narrow, "sm100.tcgen05.f16", a_format="bf16", b_format="bf16") == 1 + 2**-23
+
+
+@pytest.mark.parametrize("xp", [np, jnp], ids=["numpy", "jax"])
+def test_infinity_under_a_zero_scale_is_nan(xp: Any) -> None:
+    """Infinity times zero, whichever of the four factors is the zero."""
+    a = xp.asarray(np.array([[0x7C00, 0x3C00]], dtype=np.uint16))
+    b = xp.asarray(np.array([[0x3C00, 0x3C00]], dtype=np.uint16))
+    c = xp.asarray(np.zeros(1, dtype=np.uint32))
+    formats = {"a_format": "fp16", "b_format": "fp16", "scale_format": "ue4m3"}
+    for codes, wanted in (((0, 56), 0x7FFFFFFF), ((56, 0), 0x7FFFFFFF), ((56, 56), 0x7F800000)):
+        scales = [xp.asarray(np.array([[code]], dtype=np.uint8)) for code in codes]
+        got = fused_dot(a, b, c, "exact", a_scales=scales[0], b_scales=scales[1], **formats)
+        assert int(got[0]) == wanted, codes
+
+
+def test_scales_that_can_be_two_formats_are_named() -> None:
+    """16 elements a scale are E8M0 or UE4M3; 32 are E8M0."""
+    a = np.full((1, 64), 2, dtype=np.uint8)
+    c = np.zeros(1, dtype=np.uint32)
+    given = {"a_format": "e2m1", "b_format": "e2m1"}
+    scales = np.full((1, 4), 56, dtype=np.uint8)
+    with pytest.raises(ValueError, match="scale_format is missing; .* e8m0 or ue4m3"):
+        fused_dot(a, a, c, "exact", a_scales=scales, b_scales=scales, **given)
+    named = fused_dot(
+        a, a, c, "exact", a_scales=scales, b_scales=scales, scale_format="ue4m3", **given
+    )
+    assert named.view(np.float32)[0] == 64
+    wide = np.full((1, 2), 127, dtype=np.uint8)
+    assert fused_dot(a, a, c, "exact", a_scales=wide, b_scales=wide, **given) == named
