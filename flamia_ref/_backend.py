@@ -233,12 +233,17 @@ def apart(x: Any) -> Any:
     return barrier(x)
 
 
-def scan(step: Callable[[Any, Any], tuple[Any, Any]], state: Any, xs: Sequence[Array]) -> Any:
-    """The state carried over the leading axis of all `xs`: a Python loop in numpy, `jax.lax.scan` in JAX."""
+def scan(
+    step: Callable[[Any, Any], tuple[Any, Any]], state: Any, xs: Sequence[Array], *, unroll: int = 1
+) -> Any:
+    """The state carried over the leading axis of all `xs`: a Python loop in numpy, `jax.lax.scan` in JAX.
+
+    `unroll` steps are one turn of JAX's loop.
+    """
     if uses_jax(state, xs):
         import jax
 
-        return jax.lax.scan(step, state, tuple(xs))[0]
+        return jax.lax.scan(step, state, tuple(xs), unroll=unroll)[0]
     for index in range(len(xs[0])):
         state, _ = step(state, tuple(x[index] for x in xs))
     return state

@@ -25,13 +25,15 @@ no bit different.
 from __future__ import annotations
 
 import functools
-from typing import get_args
+import itertools
+import operator
+from typing import Any, cast, get_args
 
 import numpy as np
 
 from flamia_ref import _backend, _float64
-from flamia_ref._backend import Array
-from flamia_ref._errors import type_of
+from flamia_ref._backend import Array, Function
+from flamia_ref._errors import shown, type_of
 
 NAN = _float64.NAN
 INFINITY = _float64.INFINITY
@@ -85,6 +87,7 @@ def flush(a: Array) -> Array:
 
 def less(a: Array, b: Array) -> Array:
     """a < b as values: False with a NaN, and -0 is not less than +0."""
+    _check(a, b)
     ordered = ~(is_nan(a) | is_nan(b) | (is_zero(a) & is_zero(b)))
     return ordered & (_order(a) < _order(b))
 
@@ -117,6 +120,7 @@ def maximum_number(a: Array, b: Array, *others: Array, ftz: bool = False) -> Arr
     Source: IEEE 754-2019, section 9.6, maximumNumber; max.f32 of the PTX ISA, with three operands
     too.
     """
+    _check(a, b, *others)
     keys = [_number_order(x, _BELOW_ALL, ftz) for x in (a, b, *others)]
     return _from_order(functools.reduce(_backend.namespace(*keys).maximum, keys), _BELOW_ALL)
 
@@ -127,20 +131,44 @@ def minimum_number(a: Array, b: Array, *others: Array, ftz: bool = False) -> Arr
     Source: IEEE 754-2019, section 9.6, minimumNumber; min.f32 of the PTX ISA, with three operands
     too.
     """
+    _check(a, b, *others)
     keys = [_number_order(x, _ABOVE_ALL, ftz) for x in (a, b, *others)]
     return _from_order(functools.reduce(_backend.namespace(*keys).minimum, keys), _ABOVE_ALL)
 
 
 def max_along(a: Array, axis: int) -> Array:
-    """The maximum along `axis` under the rules of `maximum`."""
+    """The maximum along `axis`, of one element at least, under the rules of `maximum`."""
     _check(a)
+    axis = _filled_axis(axis, a)
     largest = _from_order(_order(a).max(axis=axis), _BELOW_ALL)
     return _backend.namespace(a).where(is_nan(a).any(axis=axis), NAN, largest)
 
 
 def maximum_number_along(a: Array, axis: int) -> Array:
     """The maximum along `axis` under the rules of `maximum_number`: NaN only where all are NaN."""
+    _check(a)
+    axis = _filled_axis(axis, a)
     return _from_order(_number_order(a, _BELOW_ALL).max(axis=axis), _BELOW_ALL)
+
+
+def axis_of(axis: object, name: str, axes: int) -> int:
+    """`axis` counted from the first. Raises TypeError for no integer, ValueError where `name` has no such axis."""
+    try:
+        place = operator.index(cast(Any, axis))
+    except TypeError:
+        raise TypeError(f"axis is {shown(axis)}; it must be an integer") from None
+    if not -axes <= place < axes:
+        raise ValueError(f"axis is {place}; {name} has {axes} axes")
+    return place % axes
+
+
+def _filled_axis(axis: object, a: Array) -> int:
+    place = axis_of(axis, "the operand", a.ndim)
+    if a.shape[place] == 0:
+        raise ValueError(
+            f"the operand has no elements along axis {place}; a maximum takes one at least"
+        )
+    return place
 
 
 def _number_order(a: Array, nan: np.uint32, ftz: bool = False) -> Array:
@@ -156,13 +184,38 @@ def _from_order(keys: Array, nan: np.uint32) -> Array:
     return xp.where(keys == nan, NAN, number)
 
 
-def _check(*operands: Array, direction: str = "nearest_even") -> None:
+def _check(*operands: Array) -> None:
     for x in operands:
         _check_type(x, np.uint32, "uint32 bit patterns")
-    if direction not in get_args(Direction):
-        raise ValueError(
-            f"rounding {direction!r} is not one of {', '.join(map(repr, get_args(Direction)))}"
-        )
+    _check_shapes(*operands)
+
+
+def _check_shapes(*operands: Array) -> None:
+    shapes = [tuple(x.shape) for x in operands]
+    if len(set(shapes)) <= 1:
+        return
+    for sizes in itertools.zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1):
+        if len(set(sizes) - {1}) > 1:
+            raise ValueError(
+                f"operands have shapes {' and '.join(map(str, shapes))}; they must broadcast"
+            )
+
+
+def _rounds(function: Function) -> Function:
+    """`_backend.jit` of an operation; its options are checked before JAX asks whether they can be hashed."""
+    compiled = _backend.jit(static=("rounding", "ftz"))(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        rounding, ftz = kwargs.get("rounding", "nearest_even"), kwargs.get("ftz", False)
+        if not isinstance(rounding, str) or rounding not in get_args(Direction):
+            allowed = ", ".join(map(repr, get_args(Direction)))
+            raise ValueError(f"rounding {shown(rounding)} is not one of {allowed}")
+        if not isinstance(ftz, bool | np.bool_):
+            raise TypeError(f"ftz is {shown(ftz)}; it must be True or False")
+        return compiled(*args, **kwargs)
+
+    return cast(Function, call)
 
 
 def _check_type(x: Array, dtype: type, wanted: str) -> None:
@@ -171,10 +224,10 @@ def _check_type(x: Array, dtype: type, wanted: str) -> None:
     _backend.plain("operand", x)  # refuses what is no plain array
 
 
-@_backend.jit(static=("rounding", "ftz"))
+@_rounds
 def add(a: Array, b: Array, *, rounding: Direction = "nearest_even", ftz: bool = False) -> Array:
     """a + b in float32, rounded once."""
-    _check(a, b, direction=rounding)
+    _check(a, b)
     if ftz:
         a, b = flush(a), flush(b)
     if rounding == "nearest_even" and not _backend.uses_jax(a, b):
@@ -185,20 +238,21 @@ def add(a: Array, b: Array, *, rounding: Direction = "nearest_even", ftz: bool =
     return _with_zero_sign(_narrow(wide, rounding, ftz=ftz), wide, a, b, rounding)
 
 
-@_backend.jit(static=("rounding", "ftz"))
+@_rounds
 def subtract(
     a: Array, b: Array, *, rounding: Direction = "nearest_even", ftz: bool = False
 ) -> Array:
     """a - b in float32, rounded once."""
+    _check(a, b)
     return add(a, negate(b), rounding=rounding, ftz=ftz)
 
 
-@_backend.jit(static=("rounding", "ftz"))
+@_rounds
 def multiply(
     a: Array, b: Array, *, rounding: Direction = "nearest_even", ftz: bool = False
 ) -> Array:
     """a * b in float32, rounded once."""
-    _check(a, b, direction=rounding)
+    _check(a, b)
     if ftz:
         a, b = flush(a), flush(b)
     elif rounding == "nearest_even" and not _backend.uses_jax(a, b):
@@ -206,10 +260,10 @@ def multiply(
     return _narrow(_widen(a, normal=ftz) * _widen(b, normal=ftz), rounding, ftz=ftz)
 
 
-@_backend.jit(static=("rounding", "ftz"))
+@_rounds
 def divide(a: Array, b: Array, *, rounding: Direction = "nearest_even", ftz: bool = False) -> Array:
     """a / b in float32, rounded once."""
-    _check(a, b, direction=rounding)
+    _check(a, b)
     if ftz:
         a, b = flush(a), flush(b)
     elif rounding == "nearest_even" and not _backend.uses_jax(a, b):
@@ -218,12 +272,12 @@ def divide(a: Array, b: Array, *, rounding: Direction = "nearest_even", ftz: boo
     return _narrow(quotient, rounding, ftz=ftz)
 
 
-@_backend.jit(static=("rounding", "ftz"))
+@_rounds
 def fma(
     a: Array, b: Array, c: Array, *, rounding: Direction = "nearest_even", ftz: bool = False
 ) -> Array:
     """a * b + c in float32, rounded once."""
-    _check(a, b, c, direction=rounding)
+    _check(a, b, c)
     if ftz:
         a, b, c = flush(a), flush(b), flush(c)
     product = _widen(a, normal=ftz) * _widen(b, normal=ftz)
@@ -246,6 +300,7 @@ def shift(a: Array, k: Array) -> Array:
     """a * 2^k for int32 k, rounded once to nearest even; overflow gives infinity."""
     _check(a)
     _check_type(k, np.int32, "int32 exponents")
+    _check_shapes(a, k)
     xp = _backend.namespace(a, k)
     # Beyond 400 in either direction every finite float32 has overflowed or rounded to zero.
     power = (xp.clip(k, -400, 400) + 1023).astype(np.uint64) << np.uint64(52)

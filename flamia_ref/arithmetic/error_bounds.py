@@ -26,7 +26,8 @@ The errors of 2 to 4 are added to lo and hi. The bound is the larger of |lo| and
 are exact where the inputs' grid allows; else 2^-52 times the sum of all magnitudes is added for each term.
 The bound of an `exact` instruction is step 4 alone on S, that of `float32` step 4 for each product.
 
-A row that holds a NaN or an infinity, or where |V| can reach the overflow threshold, has no bound: infinity.
+A row that holds a NaN or an infinity, or where |V| can reach the least sum that becomes infinite, has no bound:
+infinity. That sum is 2^128 where a result is cut, 2^128 - 2^103 or 65520 where it is rounded to nearest.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ from flamia_ref._backend import Array
 from flamia_ref.arithmetic import operands
 from flamia_ref.arithmetic.instructions import Instruction, Result, Summation
 from flamia_ref.arithmetic.interval.operands import (
-    Given,
-    accumulator,
+    as_given,
+    bits_accumulator,
     by_lanes,
     matrix_pair,
     row_pair,
     terms_of,
+    zero_accumulator,
 )
 from flamia_ref.arithmetic.interval.steps import (
     FRACTION_BITS,
@@ -68,6 +70,13 @@ from flamia_ref.arithmetic.operands import Pair
 from flamia_ref.formats import ScalarFormat
 
 _NEAREST = (Result.FLOAT16, Result.FLOAT32_NEAREST)
+_OVERFLOW = {
+    Result.FLOAT32: 2.0**128,
+    Result.FLOAT32_13: 2.0**128,
+    Result.FLOAT32_NEAREST: 2.0**128 - 2.0**103,
+    Result.FLOAT16: 65520.0,
+}
+"""The least sum that becomes infinite; to nearest, half a unit above the largest number."""
 _FAR = np.int32(900)  # beyond every exponent here, within float64's
 
 
@@ -95,8 +104,9 @@ def error_bound(
     The proof is in the module's docstring; the evidence is that of the instruction.
     """
     rules = operands.registered(instruction)
-    given = _given(a_format, b_format, a_scales, b_scales, scale_format)
-    return _bound(row_pair(a, b, given, rules), "c_bits", c_bits, rules)
+    given = as_given(a_format, b_format, a_scales, b_scales, scale_format)
+    both = row_pair(a, b, given, rules)
+    return _bound(both, bits_accumulator("c_bits", c_bits, both, rules), rules)
 
 
 def matmul_error_bound(
@@ -113,22 +123,15 @@ def matmul_error_bound(
 ) -> NDArray[np.float64]:
     """`error_bound` of each element of `matmul_bits` with the same arguments: float64 (m, n). `c` is bits, or None."""
     rules = operands.registered(instruction)
-    given = _given(a_format, b_format, a_scales, b_scales, scale_format)
-    return _bound(matrix_pair(a, b, given, rules), "c", c, rules)
+    given = as_given(a_format, b_format, a_scales, b_scales, scale_format)
+    both = matrix_pair(a, b, given, rules)
+    start = zero_accumulator(both) if c is None else bits_accumulator("c", c, both, rules)
+    return _bound(both, start, rules)
 
 
-def _given(a_format: Any, b_format: Any, a_scales: Any, b_scales: Any, scale_format: Any) -> Given:
-    return {
-        "a_format": a_format,
-        "b_format": b_format,
-        "a_scales": a_scales,
-        "b_scales": b_scales,
-        "scale_format": scale_format,
-    }
-
-
-def _bound(both: Pair, c_name: str, c: Any, rules: Instruction) -> NDArray[np.float64]:
-    start = accumulator(c_name, c, both, rules)
+def _bound(both: Pair, start: Interval, rules: Instruction) -> NDArray[np.float64]:
+    if start.lower.size == 0:
+        return np.zeros(start.shape)
     return by_lanes(both, start, both.a.shape[0], partial(_lanes, rules=rules))[0]
 
 
@@ -151,7 +154,7 @@ def _lanes(both: Pair, c: Interval, rules: Instruction) -> tuple[Floats]:
     # The exact sum that the first step starts from is c itself.
     before = start
     overflow = np.zeros_like(bad)
-    limit = 65504.0 if rules.result is Result.FLOAT16 else 2.0**128
+    limit = _OVERFLOW[rules.result]
     for step, after in enumerate(sums):
         first = step == 0
         ends = (before, before) if first else (before + low - slack, before + high + slack)

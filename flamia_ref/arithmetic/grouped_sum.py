@@ -75,51 +75,54 @@ def chain(
     xp = _backend.namespace(a.significand, b.significand, c)
     length, group = cast(int, instruction.terms), instruction.group
 
-    def by_step(x: Array, unit: int) -> Array:
-        return x.reshape((x.shape[0] * unit // length, length // unit, *x.shape[1:]))
+    groups = length // group
 
     def by_group(x: Array) -> Array:
-        steps = x.shape[0] // length
-        return x.reshape((steps, length // group, group, *x.shape[1:]))
+        return x.reshape((x.shape[0] // length, groups, group, *x.shape[1:]))
 
-    operands = []
-    for terms in (a, b):
-        values = by_group(terms.value)
-        present = (values != 0).astype(np.int32)
-        places = [present[:, :, k] << np.int32(k) for k in range(group)]
-        operands += [values, functools.reduce(operator.or_, places)]
+    def to_groups(x: Array) -> Array:
+        """One entry of a block's scale for each of its groups: [steps, groups, ...]."""
+        x = xp.repeat(x, scaling.block // group, axis=0)
+        return x.reshape((x.shape[0] // groups, groups, *x.shape[1:]))
+
+    # Scales of few binades are multiplied into the values; others only come in with the power of two.
     small = fused_sum.is_small(FORMATS[scaling.format])
-    for scales in (a_scales, b_scales):
+    values, packed = [], []
+    for terms, scales in ((a, a_scales), (b, b_scales)):
+        value = by_group(terms.value)
+        present = (value != 0).astype(np.int32)
+        places = [present[:, :, k] << np.int32(k) for k in range(group)]
         exponent = xp.where(scales.significand == 0, np.int32(FAR), scales.exponent)
-        operands.append(by_step(exponent, scaling.block))
+        # One array for both: arrays that are cut step by step are dear.
+        packed.append(
+            (to_groups(exponent) << np.int32(16)) | functools.reduce(operator.or_, places)
+        )
         if small:
-            places_below = np.int32(FORMATS[scaling.format].mantissa_bits)
-            value = scales.significand.astype(np.float32)
-            value = value * fused_sum.power_of_two(scales.exponent - places_below, np.float32)
-            operands.append(by_step(value, scaling.block))
+            below = np.int32(FORMATS[scaling.format].mantissa_bits)
+            scale = scales.significand.astype(np.float32)
+            scale = scale * fused_sum.power_of_two(scales.exponent - below, np.float32)
+            value = value * to_groups(scale)[:, :, None]
+        values.append(value)
 
     def step(carry: Array, x: tuple[Array, ...]) -> tuple[Array, None]:
-        x = _backend.apart(x)
-        a, a_present, b, b_present = x[:4]
-        a_exponent, b_exponent = x[4], x[6] if small else x[5]
+        a, b, a_packed, b_packed = x
         old = fused_sum.unpack_accumulator(carry, instruction.result)
         top = xp.where(old.significand != 0, old.exponent, np.int32(FAR))
         top = xp.maximum(top, np.int32(instruction.exponent_floor))
-        blocks = [g * group // scaling.block for g in range(length // group)]
-        exponents = [a_exponent[block] + b_exponent[block] for block in blocks]
-        for g, exponent in enumerate(exponents):
-            counts = (a_present[g] & b_present[g]) != 0
-            top = xp.maximum(top, xp.where(counts, exponent, np.int32(FAR)))
+        exponents = []
+        for g in range(groups):
+            some = (a_packed[g] & b_packed[g] & np.int32(0xFFFF)) != 0
+            exponent = (a_packed[g] >> np.int32(16)) + (b_packed[g] >> np.int32(16))
+            top = xp.maximum(top, xp.where(some, exponent, np.int32(FAR)))
+            exponents.append(exponent)
         down = top - np.int32(instruction.fraction_bits)
         unit = fused_sum.power_of_two(-down, np.float32)
         terms = []
-        for g, (exponent, block) in enumerate(zip(exponents, blocks, strict=True)):
-            products = _backend.exact_contraction(a[g], b[g])  # multiples of 1/4 below 2^10
-            if small:
-                term = products * (x[5][block] * x[7][block]) * unit
-            else:
-                term = products * fused_sum.power_of_two(exponent - down, np.float32)
-            terms.append(xp.trunc(term))
+        for g, exponent in enumerate(exponents):
+            # Of at most 20 bits with its scales, and so are partial sums.
+            products = _backend.exact_contraction(a[g], b[g])
+            power = unit if small else fused_sum.power_of_two(exponent - down, np.float32)
+            terms.append(xp.trunc(products * power))
         places = FORMATS[instruction.result.accumulator_format].mantissa_bits
         power = fused_sum.power_of_two(old.exponent - down - np.int32(places), np.float32)
         cut = xp.trunc(old.significand.astype(np.float32) * power)
@@ -128,4 +131,5 @@ def chain(
         result = fused_sum.rounded(total, down, instruction.result)
         return xp.where(old.special, carry, result), None
 
-    return _backend.scan(step, c, operands)
+    # Two steps a turn: XLA vectorises that loop, and not one that cuts its operands at every step.
+    return _backend.scan(step, c, (*values, *packed), unroll=2)

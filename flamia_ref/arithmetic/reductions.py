@@ -62,6 +62,7 @@ class Reduction:
                     f"chunk is {self.chunk}; lanes times vector, {self.dealt}, must divide it"
                 )
         if self.exchanges is not None:
+            object.__setattr__(self, "exchanges", _distances(self.exchanges))
             wanted = [1 << bit for bit in range(self.lanes.bit_length() - 1)]
             if self.lanes & (self.lanes - 1) or sorted(self.exchanges) != wanted:
                 raise ValueError(
@@ -80,20 +81,39 @@ def _positive(name: str, value: object) -> None:
         raise ValueError(f"{name} is {shown(value)}; it must be a whole number, 1 or more")
 
 
-def reduce(x: Array, order: Reduction, axis: int = -1, start: Array | None = None) -> Array:
+def _distances(given: object) -> tuple[int, ...]:
+    if not isinstance(given, tuple | list) or not all(type(x) is int for x in given):
+        raise ValueError(
+            f"exchanges is {shown(given)}; it must be a tuple of whole numbers, or None"
+        )
+    return tuple(given)
+
+
+def _registered(order: object) -> Reduction:
+    """The order that an `order` argument means."""
+    if isinstance(order, Reduction):
+        return order
+    if not isinstance(order, str):
+        raise TypeError(f"order is {shown(order)}; it must be a Reduction or a name in REDUCTIONS")
+    return REDUCTIONS[order]
+
+
+def reduce(x: Array, order: Reduction | str, axis: int = -1, start: Array | None = None) -> Array:
     """The sum of float32 bits along `axis`, in this order.
 
     Arguments:
         x: uint32 bits [..., terms, ...], terms a multiple of `order.dealt`.
+        order: a Reduction, or a name in REDUCTIONS.
         start: uint32 bits of the shape of the result, or one for all: what lane 0 adds its terms to
             instead of +0. For other lanes that begin with a sum, take `partial_sums`. Not for an
             order that begins with a term or has chunks.
 
     Returns: uint32 bits, the shape of x without `axis`. NaN is 0x7fffffff.
 
-    Raises TypeError for what is no uint32 array, ValueError for a count of terms or a start that
-    does not fit.
+    Raises TypeError for what is no uint32 array, order or integer axis, ValueError for an unknown
+    order, an axis that x does not have, a count of terms or a start that does not fit.
     """
+    order = _registered(order)
     if start is not None:
         _float32.is_nan(start)  # refuses what is no array of bits
         xp = _backend.namespace(start)
@@ -102,16 +122,17 @@ def reduce(x: Array, order: Reduction, axis: int = -1, start: Array | None = Non
     return combine(partial_sums(x, order, axis, start), order)
 
 
-def partial_sums(x: Array, order: Reduction, axis: int = -1, start: Array | None = None) -> Array:
+def partial_sums(
+    x: Array, order: Reduction | str, axis: int = -1, start: Array | None = None
+) -> Array:
     """The sums of the lanes, [..., lanes]: the shape of x without `axis`, and a last axis of lanes.
 
     `start` has that shape too, or one that broadcasts to it. Arguments and errors otherwise as for
     `reduce`.
     """
+    order = _registered(order)
     _float32.is_nan(x)
-    if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"axis is {axis}; x has {x.ndim} axes")
-    axis %= x.ndim
+    axis = _float32.axis_of(axis, "x", x.ndim)
     terms = x.shape[axis]
     if terms % order.dealt or (terms == 0 and order.begins == "term"):
         least = " above 0" if order.begins == "term" else ""
@@ -140,15 +161,20 @@ def _check_start(given: tuple[int, ...], rest: tuple[int, ...], order: Reduction
         raise ValueError(f"start has shape {given} with its lanes; it must broadcast to {wanted}")
 
 
-@_backend.jit(static=("order",))
-def combine(lanes: Array, order: Reduction) -> Array:
+def combine(lanes: Array, order: Reduction | str) -> Array:
     """The sums [...] of partial sums [..., lanes], as uint32 bits.
 
-    Raises TypeError for what is no uint32 array, ValueError for another number of lanes.
+    Raises TypeError for what is no uint32 array or order, ValueError for an unknown order or another number of lanes.
     """
+    order = _registered(order)
     _float32.is_nan(lanes)
     if lanes.ndim == 0 or lanes.shape[-1] != order.lanes:
         raise ValueError(f"lanes has shape {lanes.shape}; the last axis must have {order.lanes}")
+    return _combined(lanes, order=order)
+
+
+@_backend.jit(static=("order",))
+def _combined(lanes: Array, *, order: Reduction) -> Array:
     if order.exchanges is None:
         total = lanes[..., 0]
         for lane in range(1, order.lanes):

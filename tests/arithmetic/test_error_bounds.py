@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from flamia_ref.arithmetic import INSTRUCTIONS, error_bound, fused_dot, matmul_error_bound
+from flamia_ref.arithmetic import INSTRUCTIONS, error_bound, fused_dot, interval, matmul_error_bound
 from flamia_ref.formats import FORMATS, decode, encode
 from tests.arithmetic.product_rows import SOME, Case, adversarial, arguments
 
@@ -206,6 +206,63 @@ def test_a_matrix_product_has_the_bounds_of_its_dot_products(instruction: str) -
     assert none.shape == (4, 4)
 
 
+@pytest.mark.parametrize("instruction", ["exact", "float32"])
+def test_nearest_becomes_infinite_from_half_a_unit_above_the_largest(instruction: str) -> None:
+    """2^128 - 2^104 + 2^103 is halfway to 2^128 and goes there; with less it stays."""
+    a, b = (np.array([[x]] * 2, np.float32).view(np.uint32) for x in (2.0**100, 8.0))
+    a[1] -= np.uint32(1 << 12)  # one 2048th
+    c = np.full(2, 0x7F7FFFFF, np.uint32)
+    for sign in (np.uint32(0), np.uint32(1 << 31)):
+        given: dict[str, Any] = {"instruction": instruction, "a_format": "fp32", "b_format": "fp32"}
+        given |= {"a": a ^ sign, "b": b, "c_bits": c ^ sign}
+        assert fused_dot(**given).tolist() == [0x7F800000 | int(sign), 0x7F7FFFFF | int(sign)]
+        bound = error_bound(**given)
+        assert bound[0] == np.inf
+        assert 2.0**103 <= bound[1] <= 2.0**103 * (1 + 2.0**-20)
+        given["c"] = np.diag(given.pop("c_bits"))
+        np.testing.assert_array_equal(np.diag(matmul_error_bound(**(given | {"b": b.T}))), bound)
+
+
+HALVES = ["sm90.wgmma.f16.f16out", "sm80.mma.f16.f16out"]
+
+
+@pytest.mark.parametrize("instruction", HALVES)
+def test_float16_becomes_infinite_from_65520(instruction: str) -> None:
+    length = INSTRUCTIONS[instruction].terms or 8
+    a, b = (encode(np.zeros((3, length)), "fp16") for _ in range(2))
+    a[:, 0], b[:, 0] = encode(np.array([16.0, 8.0, 0.0]), "fp16"), encode(np.ones(3), "fp16")
+    c = np.full(3, 65504.0, np.float16).view(np.uint16)
+    bound = error_bound(a, b, c, instruction, a_format="fp16", b_format="fp16")
+    np.testing.assert_array_equal(np.isfinite(bound), [False, True, True])
+    results = accumulators(fused_dot(a, b, c, instruction, a_format="fp16", b_format="fp16"))
+    np.testing.assert_array_equal(results, [np.inf, 65504.0, 65504.0])
+    assert 8.0 <= bound[1] <= 16.001
+
+
+@pytest.mark.parametrize("instruction", INSTRUCTIONS)
+def test_nothing_to_bound(instruction: str) -> None:
+    rules = INSTRUCTIONS[instruction]
+    element = FORMATS[rules.operand_formats[0]]
+    forms: dict[str, Any] = {"a_format": element.name, "b_format": element.name}
+    k = 2 * (rules.terms or 64)
+    for m, n in ((0, 4), (4, 0), (0, 0)):
+        given = dict(forms)
+        if rules.scalings:
+            scaling = rules.scalings[-1]
+            blocks = k // scaling.block
+            given |= {"scale_format": scaling.format}
+            given |= {"a_scales": np.zeros((m, blocks), np.uint8)}
+            given |= {"b_scales": np.zeros((blocks, n), np.uint8)}
+        a, b = np.zeros((m, k), element.code_dtype), np.zeros((k, n), element.code_dtype)
+        found = matmul_error_bound(a, b, instruction, **given)
+        assert found.shape == (m, n)
+        assert found.dtype == np.float64
+    kind = np.uint16 if instruction.endswith(".f16out") else np.uint32
+    if rules.scalings:
+        given |= {"b_scales": given["a_scales"]}
+    assert error_bound(a, a, np.zeros(0, kind), instruction, **given).shape == (0,)
+
+
 def test_no_products() -> None:
     empty = np.zeros((2, 0), dtype=np.uint8)
     c = np.array([0x3F800001, 0x7FC00000], dtype=np.uint32)
@@ -221,6 +278,9 @@ def test_refusals() -> None:
         error_bound(codes, codes[:1], c, "sm90.wgmma.fp8", **forms)
     with pytest.raises(TypeError, match="c_bits holds"):
         error_bound(codes, codes, c.astype(np.float32), "sm90.wgmma.fp8", **forms)
+    for wrong in (None, interval.exactly(np.zeros(2))):
+        with pytest.raises(TypeError, match=r"c_bits is a .*; it must be a numpy or JAX array"):
+            error_bound(codes, codes, wrong, "sm90.wgmma.fp8", **forms)
     with pytest.raises(ValueError, match="they must be"):
         matmul_error_bound(codes, np.zeros((64, 2), np.uint8), "sm90.wgmma.fp8", **forms)
     with pytest.raises(TypeError, match="traced"):

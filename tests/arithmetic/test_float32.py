@@ -402,3 +402,64 @@ def test_int64_integers_are_refused() -> None:
         float32.from_int32(np.array([1 << 40]))
     with pytest.raises(TypeError, match="holds int64"):
         float32.shift(words([0x3F800000]), np.array([1]))
+
+
+BINARY = (
+    *("add", "subtract", "multiply", "divide", "less"),
+    *("maximum", "maximum_number", "minimum", "minimum_number"),
+)
+
+
+def refused(error: type[Exception], message: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(error, match=message) as raised:
+        call()
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("convert", LIBRARIES.values(), ids=LIBRARIES)
+def test_shapes_that_do_not_broadcast(convert: Any) -> None:
+    a, b = (convert(np.zeros(shape, np.uint32)) for shape in ((2, 3), (4, 2)))
+    message = r"operands have shapes \(2, 3\) and \(4, 2\); they must broadcast"
+    for name in BINARY:
+        refused(ValueError, message, lambda name=name: getattr(float32, name)(a, b))
+    three = r"operands have shapes \(2, 3\) and \(2, 3\) and \(4, 2\)"
+    for call in (float32.fma, float32.maximum_number, float32.minimum_number):
+        refused(ValueError, three, lambda call=call: call(a, a, b))
+    k = convert(np.zeros(2, np.int32))
+    refused(ValueError, r"shapes \(2, 3\) and \(2,\)", lambda: float32.shift(a, k))
+
+
+@pytest.mark.parametrize("convert", LIBRARIES.values(), ids=LIBRARIES)
+def test_options_that_are_none(convert: Any) -> None:
+    a = convert(np.zeros(3, np.uint32))
+    for name in ("add", "subtract", "multiply", "divide"):
+        call = getattr(float32, name)
+        for wrong in (["x"], None, "odd", np.zeros(2)):
+            refused(
+                ValueError,
+                "rounding .* is not one of 'nearest_even', 'toward_zero', 'up', 'down'",
+                lambda call=call, wrong=wrong: call(a, a, rounding=wrong),
+            )
+        refused(
+            TypeError,
+            r"ftz is \[True\]; it must be True or False",
+            lambda call=call: call(a, a, ftz=[True]),
+        )
+        assert call(a, a, ftz=np.True_).shape == (3,)
+
+
+@pytest.mark.parametrize("convert", LIBRARIES.values(), ids=LIBRARIES)
+@pytest.mark.parametrize("name", ["max_along", "maximum_number_along"])
+def test_axes_without_a_maximum(name: str, convert: Any) -> None:
+    call = getattr(float32, name)
+    a = convert(np.zeros((2, 0), np.uint32))
+    refused(ValueError, "the operand has no elements along axis 1", lambda: call(a, -1))
+    assert call(a, 0).shape == (0,)
+    refused(ValueError, "axis is 2; the operand has 2 axes", lambda: call(a, 2))
+    refused(
+        ValueError,
+        "axis is 0; the operand has 0 axes",
+        lambda: call(a[0, :0].sum(dtype=np.uint32), 0),
+    )
+    for wrong in (None, 0.0, (0, 1)):
+        refused(TypeError, "axis is .*; it must be an integer", lambda wrong=wrong: call(a, wrong))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -130,6 +131,85 @@ def test_maximum_of_a_number_and_perhaps_a_nan() -> None:
     found = interval.maximum_number(perhaps, np.array([0.5]))
     assert (found.lower[0], found.upper[0], found.nan[0]) == (0.5, 2.0, False)
     assert interval.maximum(perhaps, np.array([0.5])).nan[0]
+
+
+def test_maximum_of_a_number_and_only_a_nan() -> None:
+    a, b = (
+        np.array([1, np.nan, 4, np.nan], np.float32),
+        np.array([2, 3, np.nan, np.nan], np.float32),
+    )
+    for one, other in ((a, b), (b, a)):
+        found = interval.maximum_number(one, other)
+        np.testing.assert_array_equal(found.lower, [2, 3, 4, np.nan])
+        np.testing.assert_array_equal(found.upper, [2, 3, 4, np.nan])
+        np.testing.assert_array_equal(found.nan, [False, False, False, True])
+    perhaps = Interval(np.array([1.0]), np.array([2.0]), np.array([True]))
+    found = interval.maximum_number(perhaps, np.float32(np.nan))
+    assert (found.lower[0], found.upper[0], found.nan[0]) == (1.0, 2.0, True)
+
+
+# Everything that an element can be: only NaN, a number or a range, with NaN or without.
+ENDS = [
+    *((x, x) for x in (-np.inf, -3.0, -1e-40, 0.0, 2.5, 127.5, 3e38, np.inf)),
+    *((-np.inf, np.inf), (-2.0, 3.0), (0.0, np.inf), (-np.inf, -1.0), (1.0, 200.0)),
+]
+KINDS_OF_ELEMENT = [(np.nan, np.nan, True), *((*x, nan) for x in ENDS for nan in (False, True))]
+
+
+def everything() -> tuple[Interval, list[list[float]]]:
+    """An element of each kind, and values of each."""
+    low, high, nan = (np.array(x) for x in zip(*KINDS_OF_ELEMENT, strict=True))
+    given = Interval(low, high, nan)
+    values = [
+        [np.nan] * bool(z)
+        + ([] if np.isnan(x) else [x, y, *([0.0, 2.0] if x <= 0 <= 2 <= y else [])])
+        for x, y, z in zip(given.lower.tolist(), given.upper.tolist(), nan.tolist(), strict=True)
+    ]
+    return given, values
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_kind_of_element(operation: str) -> None:
+    count, function, on_intervals = OPERATIONS[operation]
+    given, values = everything()
+    places = np.stack(np.meshgrid(*[np.arange(len(values))] * count)).reshape(count, -1)
+    if count == 3:
+        places = places[:, ::7]
+    found = on_intervals(*(given[place] for place in places))
+    for picked in range(4):
+        chosen = [
+            np.array([values[i][picked % len(values[i])] for i in place], np.float32)
+            for place in places.tolist()
+        ]
+        result = np.asarray(function(*(x.view(np.uint32) for x in chosen)))
+        assert found.contains(result).all()
+        for x in chosen:
+            x[x == 0] = -0.0
+        result = np.asarray(function(*(x.view(np.uint32) for x in chosen)))
+        assert found.contains(result).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [(name, model.name) for model in SPECIAL_MODELS.values() for name in model.functions],
+)
+def test_special_functions_of_every_kind_of_element(name: str, model: str) -> None:
+    given, values = everything()
+    found = FUNCTIONS[name](given, model)
+    for picked in range(4):
+        x = np.array([each[picked % len(each)] for each in values], np.float32)
+        assert found.contains(np.asarray(getattr(special, name)(x, model))).all()
+
+
+@pytest.mark.parametrize("form", ["bf16", "e4m3", "e2m1"])
+def test_conversions_of_every_kind_of_element(form: str) -> None:
+    given, values = everything()
+    for overflow in ("saturate", "native"):
+        found = interval.convert(given, form, overflow=overflow)
+        for picked in range(4):
+            x = np.array([each[picked % len(each)] for each in values])
+            result = decode(encode(x, form, overflow=overflow), form, dtype=np.float64)
+            assert found.contains(result).all()
 
 
 FUNCTIONS: dict[str, Callable[..., Interval]] = {
@@ -343,6 +423,107 @@ def test_refusals() -> None:
         interval.exp2(np.zeros(1, dtype=np.float32), "fast")
     with pytest.raises(ValueError, match="empty"):
         interval.exp2(np.zeros(1, dtype=np.float32), ())
+
+
+def test_values_that_float32_does_not_have() -> None:
+    for value in (0.1, 1e300, -1e39, 1e-60, 1 + 2.0**-30):
+        for call in (interval.exactly, interval.negate, lambda x: interval.add(x, x)):
+            with pytest.raises(ValueError, match="which float32 does not have") as raised:
+                call(np.array([1.0, value]))
+            assert "\n" not in str(raised.value)
+    held = np.array([0.5, np.inf, np.nan, 2.0**-149, float(np.finfo(np.float32).max)])
+    np.testing.assert_array_equal(interval.exactly(held).lower, held)
+    with pytest.raises(TypeError, match=r"longdouble|float128"):
+        interval.exactly(np.ones(1, np.longdouble))
+
+
+def test_ends_are_rounded_outward() -> None:
+    x = np.array([0.1, -0.1, 1e300, -1e300, 1e-60, 0.5, 3.4028235e38, np.inf])
+    for found in (interval.between(x, x), Interval(x, x, np.zeros(8, dtype=bool))):
+        assert ((found.lower <= x) & (x <= found.upper)).all()
+        for end in (found.lower, found.upper):
+            held = ~np.isinf(end)
+            np.testing.assert_array_equal(
+                end[held].astype(np.float32).astype(np.float64), end[held]
+            )
+        steps = np.array([1, 1, 1, 1, 1, 0, 1, 0])
+        rank = [
+            np.where(bits >> 31 != 0, -(bits & 0x7FFFFFFF).astype(np.int64), bits)
+            for bits in found.bits()
+        ]
+        np.testing.assert_array_equal(rank[1] - rank[0], steps)
+
+
+untyped: Any = interval  # for calls that types forbid
+
+
+def _traced() -> None:
+    jax.jit(lambda x: untyped.add(x, x).lower)(np.ones(2, np.float32))
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "lists": (
+        lambda: untyped.Interval([1.0], [2.0], [False]),
+        TypeError,
+        "lower is .* numpy array of floats",
+    ),
+    "integers": (
+        lambda: untyped.Interval(np.ones(1, np.int64), np.ones(1), np.zeros(1, bool)),
+        TypeError,
+        "lower holds int64; it must be a numpy array of floats",
+    ),
+    "no booleans": (
+        lambda: untyped.Interval(np.ones(1), np.ones(1), np.zeros(1)),
+        TypeError,
+        "nan holds float64; it must be a numpy array of bool",
+    ),
+    "hull of an array": (lambda: untyped.hull(np.ones(2)), TypeError, "hull is given a ndarray"),
+    "hull of shapes": (
+        lambda: untyped.hull(untyped.exactly(np.ones(2)), untyped.exactly(np.ones(3))),
+        ValueError,
+        r"shapes \(2,\) and \(3,\) do not broadcast",
+    ),
+    "between": (
+        lambda: untyped.between(np.zeros(2), np.ones(3)),
+        ValueError,
+        r"shapes \(2,\) and \(3,\) do not broadcast",
+    ),
+    "add": (
+        lambda: untyped.add(np.zeros(2), np.ones(3)),
+        ValueError,
+        r"shapes \(2,\) and \(3,\) do not broadcast",
+    ),
+    "traced": (_traced, TypeError, "values is traced; intervals are numpy"),
+    "no axis": (lambda: untyped.total(np.zeros(2), 1), ValueError, "axis is 1; x has 1 axes"),
+    "axis of a number": (
+        lambda: untyped.total(np.float32(1)),
+        ValueError,
+        "axis is -1; x has 0 axes",
+    ),
+    "all axes": (
+        lambda: untyped.total(np.zeros(2), None),
+        TypeError,
+        "axis is None; it must be an integer",
+    ),
+    "no model": (
+        lambda: untyped.exp2(np.zeros(1), None),
+        TypeError,
+        "model is None; it is a name in SPECIAL_MODELS",
+    ),
+    "models that are no names": (
+        lambda: untyped.exp2(np.zeros(1), ("correct", 5)),
+        TypeError,
+        "model is .*; it is a name in SPECIAL_MODELS",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes(mistake: str) -> None:
+    call, error, message = MISTAKES[mistake]
+    with pytest.raises(error, match=message) as raised:
+        call()
+    assert "\n" not in str(raised.value)
 
 
 def test_hull_width_and_parts() -> None:

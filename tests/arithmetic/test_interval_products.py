@@ -384,6 +384,66 @@ def test_no_products() -> None:
     ).shape == (0,)
 
 
+@pytest.mark.parametrize("instruction", INSTRUCTIONS)
+def test_nothing_to_compute(instruction: str) -> None:
+    rules = INSTRUCTIONS[instruction]
+    element = FORMATS[rules.operand_formats[0]]
+    half, forms = (
+        instruction.endswith(".f16out"),
+        {"a_format": element.name, "b_format": element.name},
+    )
+    alone: list[dict[str, Any]] = [{}, {"orders": "ascending"}, {"orders": "elements"}]
+    joins: list[dict[str, Any]] = [{"orders": "elements", "splits": None}, {"promotion": 4}]
+    for steps in (2, 20):
+        k = steps * (rules.terms or 64)
+        for m, n in ((0, 4), (4, 0), (0, 0)):
+            given: dict[str, Any] = dict(forms)
+            if rules.scalings:
+                scaling = rules.scalings[-1]
+                given["scale_format"] = scaling.format
+                given["a_scales"] = np.zeros((m, k // scaling.block), np.uint8)
+                given["b_scales"] = np.zeros((k // scaling.block, n), np.uint8)
+            a, b = np.zeros((m, k), element.code_dtype), np.zeros((k, n), element.code_dtype)
+            for freedom in alone + (joins if not half and instruction != "exact" else []):
+                found = interval.matmul(a, b, instruction, **given, **freedom)
+                assert found.shape == found.upper.shape == found.nan.shape == (m, n)
+        if rules.scalings:
+            given["b_scales"] = given["a_scales"]
+        c = np.zeros(0, np.uint16 if half else np.uint32)
+        assert interval.dot(a, a, c, instruction, **given).shape == (0,)
+
+
+def test_counts_of_any_integer_type() -> None:
+    given = operands("sm90.wgmma.fp8", 4, 5, 2, seed=12)
+    for name in ("splits", "promotion"):
+        one, other = (intervals("sm90.wgmma.fp8", given, **{name: x}) for x in (2, np.int64(2)))
+        np.testing.assert_array_equal(one.lower, other.lower)
+        np.testing.assert_array_equal(one.upper, other.upper)
+
+
+@pytest.mark.filterwarnings("error")
+def test_accumulators_that_float16_does_not_have() -> None:
+    codes = encode(np.zeros((2, 64)), "e4m3")
+    forms: dict[str, Any] = {"a_format": "e4m3", "b_format": "e4m3"}
+    name = "sm90.wgmma.fp8.f16out"
+    for value in (1e6, 1 + 2.0**-20):
+        c = interval.exactly(np.array([0.5, value], np.float32))
+        with pytest.raises(
+            ValueError, match=r"c holds .*, which float16 does not have; convert it"
+        ):
+            interval.dot(codes, codes, c, name, **forms)
+    wide = interval.between(np.array([1 + 2.0**-20, 7e4]), np.array([1.5 + 2.0**-20, 1e6]))
+    for orders in ("ascending", "steps", "elements"):
+        found = interval.dot(codes, codes, wide, name, orders=orders, **forms)
+        assert (found.lower <= [1.0, 65504.0]).all()
+        assert found.lower[0] == 1.0
+        np.testing.assert_array_equal(found.upper, [1.5 + 2.0**-10, np.inf])
+    huge = interval.between(np.full(2, -1e60), np.full(2, 1e60))
+    found = interval.dot(codes, codes, huge, "sm90.wgmma.fp8", **forms)
+    np.testing.assert_array_equal(found.lower, [-np.inf] * 2)
+    np.testing.assert_array_equal(found.upper, [np.inf] * 2)
+
+
 @pytest.mark.parametrize(
     ("instruction", "changed", "error", "message"),
     [
@@ -392,6 +452,9 @@ def test_no_products() -> None:
         ("sm90.wgmma.fp8", {"promotion": True}, ValueError, "promotion is True"),
         ("sm90.wgmma.fp8", {"splits": 2, "promotion": 2}, ValueError, "both given"),
         ("sm90.wgmma.fp8", {"splits": 2, "orders": "ascending"}, ValueError, "ascending"),
+        ("sm90.wgmma.fp8", {"splits": 2.0}, ValueError, "splits is 2.0"),
+        ("sm90.wgmma.fp8", {"instructions": None}, TypeError, "instructions is None; give a name"),
+        ("sm90.wgmma.fp8", {"c": None}, TypeError, "c is a NoneType"),
         ("sm90.wgmma.fp8", {"instructions": []}, ValueError, "empty"),
         ("sm90.wgmma.fp8", {"c": np.zeros(3, dtype=np.uint32)}, ValueError, "c has shape"),
         ("sm90.wgmma.fp8", {"c": np.zeros(2, dtype=np.float32)}, TypeError, "c holds"),

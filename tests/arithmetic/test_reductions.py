@@ -186,12 +186,51 @@ def test_registered() -> None:
         ({"lanes": 4, "vector": 2, "chunk": 12}, "lanes times vector, 8, must divide it"),
         ({"lanes": 4, "exchanges": (1, 4)}, r"exchanges is \(1, 4\) for 4 lanes"),
         ({"lanes": 3, "exchanges": (1,)}, "lanes that are a power of two"),
+        ({"lanes": 4, "exchanges": 5}, "exchanges is 5; it must be a tuple of whole numbers"),
+        ({"lanes": 4, "exchanges": (1, "2")}, "it must be a tuple of whole numbers"),
         ({"lanes": 4, "exchanges": (1, 1)}, "each power of two below lanes once"),
     ],
 )
 def test_no_order(data: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Reduction(**data)
+
+
+def test_names_and_lists() -> None:
+    x = positive(3, 16, seed=11)
+    for name, order in REDUCTIONS.items():
+        if 16 % order.dealt == 0:
+            lanes = reductions.partial_sums(x, name)
+            assert not differing(lanes, reductions.partial_sums(x, order))
+            assert not differing(reductions.combine(lanes, name), reductions.combine(lanes, order))
+            assert not differing(reductions.reduce(x, name), reductions.reduce(x, order))
+    assert not differing(
+        reductions.reduce(x, "ascending", np.int64(1)), reductions.reduce(x, Reduction())
+    )
+    listed = Reduction(lanes=4, exchanges=[2, 1])  # type: ignore[arg-type]
+    assert listed == Reduction(lanes=4, exchanges=(2, 1))
+    assert not differing(reductions.reduce(jnp.asarray(x), listed), reductions.reduce(x, listed))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_is_no_order_or_axis(library: str) -> None:
+    x = LIBRARIES[library](np.zeros((2, 8), np.uint32))
+    calls = (reductions.reduce, reductions.partial_sums, reductions.combine)
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        ("ascendin", ValueError, "unknown reduction 'ascendin'; did you mean 'ascending'"),
+        (None, TypeError, "order is None; it must be a Reduction or a name in REDUCTIONS"),
+        (["ascending"], TypeError, "must be a Reduction or a name in REDUCTIONS"),
+    ]
+    for call in calls:
+        for order, error, message in wrong:
+            with pytest.raises(error, match=message) as raised:
+                call(x, order)
+            assert "\n" not in str(raised.value)
+    for axis in (None, 0.0, (0, 1)):
+        with pytest.raises(TypeError, match=r"axis is .*; it must be an integer"):
+            reductions.reduce(x, "ascending", axis)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="axis is -3; x has 2 axes"):
+        reductions.reduce(x, "ascending", -3)
 
 
 def test_refusals() -> None:

@@ -64,7 +64,6 @@ from flamia_ref.arithmetic.interval.terms import (
 
 _ITERATIONS = 60
 _MARGIN = 1.0625
-_UNSCALED = np.int32(-400)  # below every place of a term
 
 
 class Freedom(NamedTuple):

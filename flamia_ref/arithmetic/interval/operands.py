@@ -15,7 +15,7 @@ from flamia_ref.arithmetic.instructions import Instruction, Result
 from flamia_ref.arithmetic.interval.terms import Floats, Terms
 from flamia_ref.arithmetic.interval.terms import operand as parts_of
 from flamia_ref.arithmetic.interval.terms import terms as both_terms
-from flamia_ref.arithmetic.interval.value import Interval, exactly, floats
+from flamia_ref.arithmetic.interval.value import Interval, exactly, float16_interval, floats
 from flamia_ref.arithmetic.operands import Operand, Pair
 from flamia_ref.formats import FORMATS
 
@@ -23,6 +23,19 @@ _CHUNK = 1 << 21  # numbers that are worked on at once
 
 Given = Mapping[str, Any]
 """a_format, b_format, a_scales, b_scales, scale_format as a caller gave them."""
+
+
+def as_given(
+    a_format: Any, b_format: Any, a_scales: Any, b_scales: Any, scale_format: Any
+) -> Given:
+    """Formats and scales under the names that they have as arguments."""
+    return {
+        "a_format": a_format,
+        "b_format": b_format,
+        "a_scales": a_scales,
+        "b_scales": b_scales,
+        "scale_format": scale_format,
+    }
 
 
 def row_pair(a: Any, b: Any, given: Given, rules: Instruction) -> Pair:
@@ -57,19 +70,27 @@ def lanes_of(both: Pair) -> tuple[int, ...]:
     return np.broadcast_shapes(both.a.shape[1:], both.b.shape[1:])
 
 
-def accumulator(name: str, c: Any, both: Pair, rules: Instruction) -> Interval:
-    """The accumulator as an interval: of bits, of an Interval, or +0 for None."""
-    shape = lanes_of(both)
-    if c is None:
-        return exactly(np.zeros(shape))
-    if isinstance(c, Interval):
-        if c.shape != shape:
-            raise ValueError(f"{name} has shape {c.shape}; it must be {shape}")
-        return c
+def zero_accumulator(both: Pair) -> Interval:
+    """+0 for every result."""
+    return exactly(np.zeros(lanes_of(both)))
+
+
+def bits_accumulator(name: str, c: Any, both: Pair, rules: Instruction) -> Interval:
+    """The accumulator that is given as bits, as an interval."""
     dtype = np.uint16 if rules.result is Result.FLOAT16 else np.uint32
-    checked = operands.checked_array(name, c, shape, dtype)
+    checked = operands.checked_array(name, c, lanes_of(both), dtype)
     _refuse_traced(name, checked)
-    return exactly(floats(checked, name))
+    return exactly(checked)
+
+
+def accumulator(name: str, c: Any, both: Pair, rules: Instruction) -> Interval:
+    """The accumulator of bits, or an Interval of values that accumulators can have."""
+    if not isinstance(c, Interval):
+        return bits_accumulator(name, c, both, rules)
+    shape = lanes_of(both)
+    if c.shape != shape:
+        raise ValueError(f"{name} has shape {c.shape}; it must be {shape}")
+    return float16_interval(name, c) if rules.result is Result.FLOAT16 else c
 
 
 def by_lanes(

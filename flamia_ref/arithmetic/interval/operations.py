@@ -22,12 +22,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flamia_ref._errors import shown
 from flamia_ref.arithmetic import float32, special
 from flamia_ref.arithmetic.float32 import Direction
 from flamia_ref.arithmetic.interval.value import (
     Booleans,
     Floats,
     Interval,
+    common_shape,
     exactly,
     float32_bits,
     floats,
@@ -38,7 +40,7 @@ from flamia_ref.formats import encode as encode_values
 from flamia_ref.formats.scalar import scalar_format
 
 Operand = Any
-"""An Interval, or floats or uint32 bits that are certain."""
+"""An Interval, or what `exactly` takes: floats or uint32 bits that are certain."""
 
 _SMALLEST_NORMAL = 2.0**-126
 _MONOTONE = {
@@ -101,9 +103,11 @@ def maximum_number(a: Operand, b: Operand) -> Interval:
     # Where one may be NaN, the other one may be the result.
     low = np.where(a.nan, np.fmin(numbers.lower, b.lower), numbers.lower)
     low = np.where(b.nan, np.fmin(low, a.lower), low)
-    nan = a.nan & b.nan
-    only = np.isnan(a.lower) & np.isnan(b.lower)
-    return Interval(np.where(only, np.nan, low), numbers.upper, nan)
+    # Where one is only NaN, the other one is the result.
+    only_a, only_b = np.isnan(a.lower), np.isnan(b.lower)
+    low = np.where(only_a, b.lower, np.where(only_b, a.lower, low))
+    high = np.where(only_a, b.upper, np.where(only_b, a.upper, numbers.upper))
+    return Interval(low, high, a.nan & b.nan)
 
 
 def negate(a: Operand) -> Interval:
@@ -190,7 +194,9 @@ def convert(
         low = np.where(nan_lost & np.isnan(x.lower), largest, low)
     # Infinity may become a NaN.
     met = np.isnan(low) | np.isnan(high)
-    only = np.isnan(low) & np.isnan(high)
+    # Both ends beyond the largest number say nothing of what is between them if they are on different sides of 0.
+    one_side = np.isnan(x.lower) | (x.lower > 0) | (x.upper < 0)
+    only = np.isnan(low) & np.isnan(high) & one_side
     low, high = np.where(met & ~only, -np.inf, low), np.where(met & ~only, np.inf, high)
     return Interval(low, high, (x.nan & ~nan_lost) | met)
 
@@ -229,7 +235,7 @@ def as_interval(x: Operand) -> Interval:
 def _at_ends(function: Callable[..., NDArray[np.uint32]], *operands: Operand) -> Interval:
     """A function of float32 bits that is monotone in each operand, at all combinations of ends."""
     given = [as_interval(x) for x in operands]
-    shape = np.broadcast_shapes(*(x.shape for x in given))
+    shape = common_shape(*given)
     ends = [[np.broadcast_to(bits, shape) for bits in x.bits()] for x in given]
     results = [floats(np.asarray(function(*corner)), "result") for corner in product(*ends)]
     nan = np.logical_or.reduce([np.broadcast_to(x.nan, shape) for x in given])
@@ -277,6 +283,10 @@ def _by_models(
     one: Callable[[Interval, str], Interval], x: Operand, model: str | tuple[str, ...]
 ) -> Interval:
     given = as_interval(x)
+    if not isinstance(model, str | tuple | list) or not all(isinstance(x, str) for x in model):
+        raise TypeError(
+            f"model is {shown(model)}; it is a name in SPECIAL_MODELS or a tuple of them"
+        )
     names = (model,) if isinstance(model, str) else tuple(model)
     if not names:
         raise ValueError("model is empty; name one at least")

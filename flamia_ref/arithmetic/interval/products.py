@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,10 +20,12 @@ from flamia_ref.arithmetic.interval.magnitudes import Freedom
 from flamia_ref.arithmetic.interval.operands import (
     Given,
     accumulator,
+    as_given,
     by_lanes,
     matrix_pair,
     row_pair,
     terms_of,
+    zero_accumulator,
 )
 from flamia_ref.arithmetic.interval.operands import ascending as ascending_result
 from flamia_ref.arithmetic.interval.steps import Ends, Step
@@ -98,8 +101,8 @@ def dot(
     Evidence: each instruction's own. That no permitted way leaves the interval is derived, in the modules
     `steps` and `magnitudes` beside this one.
     """
-    given = _given(a_format, b_format, a_scales, b_scales, scale_format)
-    return _all(row_pair, a, b, c, given, instructions, orders, splits, promotion)
+    given = as_given(a_format, b_format, a_scales, b_scales, scale_format)
+    return _all(_rows, a, b, c, given, instructions, orders, splits, promotion)
 
 
 def matmul(
@@ -122,22 +125,22 @@ def matmul(
     `c` is bits (m, n), an Interval (m, n), or None for +0; scales are shaped as in `matmul_bits`. The rest, and what is
     raised, is as in `dot`.
     """
-    given = _given(a_format, b_format, a_scales, b_scales, scale_format)
-    return _all(matrix_pair, a, b, c, given, instructions, orders, splits, promotion)
+    given = as_given(a_format, b_format, a_scales, b_scales, scale_format)
+    return _all(_matrices, a, b, c, given, instructions, orders, splits, promotion)
 
 
-def _given(a_format: Any, b_format: Any, a_scales: Any, b_scales: Any, scale_format: Any) -> Given:
-    return {
-        "a_format": a_format,
-        "b_format": b_format,
-        "a_scales": a_scales,
-        "b_scales": b_scales,
-        "scale_format": scale_format,
-    }
+def _rows(a: Any, b: Any, c: Any, given: Given, rules: Instruction) -> tuple[Pair, Interval]:
+    both = row_pair(a, b, given, rules)
+    return both, accumulator("c", c, both, rules)
+
+
+def _matrices(a: Any, b: Any, c: Any, given: Given, rules: Instruction) -> tuple[Pair, Interval]:
+    both = matrix_pair(a, b, given, rules)
+    return both, zero_accumulator(both) if c is None else accumulator("c", c, both, rules)
 
 
 def _all(
-    pair: Callable[[Any, Any, Given, Instruction], Pair],
+    checked: Callable[[Any, Any, Any, Given, Instruction], tuple[Pair, Interval]],
     a: Any,
     b: Any,
     c: Any,
@@ -156,8 +159,10 @@ def _all(
         _check_joins(rules, variants)
     found = []
     for rules in several:
-        both = pair(a, b, given, rules)
-        start = accumulator("c", c, both, rules)
+        both, start = checked(a, b, c, given, rules)
+        if start.lower.size == 0:
+            found.append(start)
+            continue
         held = both.a.shape[0]
         steps = held // (rules.terms or 1)
         if variants.orders is not Orders.ASCENDING and steps <= TRIED_STEPS:
@@ -170,11 +175,7 @@ def _all(
 def _variants(orders: Orders | str, splits: int | None, promotion: int | None) -> _Variants:
     if not isinstance(orders, str) or orders not in list(Orders):
         raise unknown_name("orders", orders, Orders)
-    for name, value in (("splits", splits), ("promotion", promotion)):
-        if value is not None and (
-            not isinstance(value, int) or isinstance(value, bool) or value < 1
-        ):
-            raise ValueError(f"{name} is {shown(value)}; it is an integer from 1 up, or None")
+    splits, promotion = _count("splits", splits), _count("promotion", promotion)
     chosen = Orders(orders)
     if promotion is not None and splits != 1:
         raise ValueError(
@@ -187,7 +188,24 @@ def _variants(orders: Orders | str, splits: int | None, promotion: int | None) -
     return _Variants(chosen, 1 << 30 if splits is None else splits, promotion)
 
 
+def _count(name: str, given: Any) -> int | None:
+    """An integer from 1 up, of any integer type, or None."""
+    if given is None:
+        return None
+    try:
+        count = 0 if isinstance(given, bool) else operator.index(given)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise ValueError(f"{name} is {shown(given)}; it is an integer from 1 up, or None")
+    return count
+
+
 def _several(given: str | Instruction | Sequence[str | Instruction]) -> list[Instruction]:
+    if not isinstance(given, str | Instruction) and not isinstance(given, Iterable):
+        raise TypeError(
+            f"instructions is {shown(given)}; give a name in INSTRUCTIONS, one of its values, or a list of them"
+        )
     names = [given] if isinstance(given, str | Instruction) else list(given)
     if not names:
         raise ValueError("instructions is empty; name one at least")

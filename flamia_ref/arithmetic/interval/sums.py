@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from flamia_ref import _float32
 from flamia_ref.arithmetic.interval.operations import Operand, as_interval
 from flamia_ref.arithmetic.interval.terms import Floats, exponent_of, place_of, power
 from flamia_ref.arithmetic.interval.value import Interval
@@ -22,8 +23,11 @@ def total(x: Operand, axis: int = -1) -> Interval:
     the j least negative ones. Of n - 1 nodes at least j - 1 have j terms or fewer, so they err at most as one chain
     does, whose nodes have 2 to n terms. Where the terms' grid makes additions exact, nothing is added. Anything is
     possible where a sum may overflow or a term is infinite.
+
+    Raises TypeError or ValueError for an axis that x does not have.
     """
     x = as_interval(x)
+    axis = _float32.axis_of(axis, "x", len(x.shape))
     low, high = (np.moveaxis(end, axis, 0) for end in (x.lower, x.upper))
     nan = np.moveaxis(x.nan, axis, 0)
     only, may = np.isnan(low).any(axis=0), nan.any(axis=0)
