@@ -476,3 +476,16 @@ def test_refusals(
     }
     with pytest.raises(error, match=message):
         interval.dot(**(given | changed))
+
+
+def test_infinity_under_a_zero_scale() -> None:
+    """NaN, whichever operand the zero scale is of; the product agrees."""
+    a = np.array([[0x7C00, 0x3C00]], dtype=np.uint16)
+    b = np.array([[0x3C00, 0x3C00]], dtype=np.uint16)
+    c = np.zeros(1, dtype=np.uint32)
+    formats = {"a_format": "fp16", "b_format": "fp16", "scale_format": "ue4m3"}
+    for pair in ((0, 56), (56, 0)):
+        scales = [np.array([[code]], dtype=np.uint8) for code in pair]
+        given = {"a_scales": scales[0], "b_scales": scales[1], **formats}
+        assert fused_dot(a, b, c, "exact", **given)[0] == 0x7FFFFFFF
+        assert bool(interval.dot(a, b, c, "exact", **given).nan[0])

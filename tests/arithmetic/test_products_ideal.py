@@ -300,10 +300,10 @@ def test_infinity_under_a_zero_scale_is_nan(xp: Any) -> None:
     b = xp.asarray(np.array([[0x3C00, 0x3C00]], dtype=np.uint16))
     c = xp.asarray(np.zeros(1, dtype=np.uint32))
     formats = {"a_format": "fp16", "b_format": "fp16", "scale_format": "ue4m3"}
-    for codes, wanted in (((0, 56), 0x7FFFFFFF), ((56, 0), 0x7FFFFFFF), ((56, 56), 0x7F800000)):
-        scales = [xp.asarray(np.array([[code]], dtype=np.uint8)) for code in codes]
+    for pair, wanted in (((0, 56), 0x7FFFFFFF), ((56, 0), 0x7FFFFFFF), ((56, 56), 0x7F800000)):
+        scales = [xp.asarray(np.array([[code]], dtype=np.uint8)) for code in pair]
         got = fused_dot(a, b, c, "exact", a_scales=scales[0], b_scales=scales[1], **formats)
-        assert int(got[0]) == wanted, codes
+        assert int(got[0]) == wanted, pair
 
 
 def test_scales_that_can_be_two_formats_are_named() -> None:
@@ -312,7 +312,7 @@ def test_scales_that_can_be_two_formats_are_named() -> None:
     c = np.zeros(1, dtype=np.uint32)
     given = {"a_format": "e2m1", "b_format": "e2m1"}
     scales = np.full((1, 4), 56, dtype=np.uint8)
-    with pytest.raises(ValueError, match="scale_format is missing; .* e8m0 or ue4m3"):
+    with pytest.raises(ValueError, match=r"scale_format is missing; .* e8m0 or ue4m3"):
         fused_dot(a, a, c, "exact", a_scales=scales, b_scales=scales, **given)
     named = fused_dot(
         a, a, c, "exact", a_scales=scales, b_scales=scales, scale_format="ue4m3", **given

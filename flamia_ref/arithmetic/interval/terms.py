@@ -105,6 +105,8 @@ def operand(
         scale_place = place_of(scale)
         if rules.group == 1:
             spread = np.repeat(np.arange(scale.shape[0]), scaling.block)[: codes.shape[0]]
+            # Infinity times a zero scale is NaN.
+            infinite = np.where((infinite != 0.0) & (scale[spread] == 0.0), np.nan, infinite)
             value = value * scale[spread]
             exponent = exponent + scale_exponent[spread]
             place = place + scale_place[spread]
