@@ -22,32 +22,12 @@ import csv
 import functools
 import hashlib
 from importlib import resources
-from types import ModuleType
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
-from flamia_ref._errors import unknown_name
-
-
-class Tables(NamedTuple):
-    """Coefficients as int32 [3, segments], rows c0, c1, c2; None for a table not asked for."""
-
-    ex2: Array = None
-    """2^x in [0, 1), 64 segments."""
-    rcp: Array = None
-    """1 / x in [1, 2), 128 segments."""
-    lg2: Array = None
-    """log2 x in [1, 2), 64 segments."""
-    tanh: Array = None
-    """tanh x in [2^-8, 8), 51 segments."""
-
-
-EX2, RCP, LG2, TANH = ("ex2",), ("rcp",), ("lg2",), ("tanh",)
-"""The tables that exp2, reciprocal, log2 and tanh read."""
 
 DIGESTS = {
     "ex2": "96a79910e7e56ac3219a013d2c4cf690a7ecf4ee297b244a791acafe13bac731",
@@ -55,7 +35,8 @@ DIGESTS = {
     "lg2": "a0e34f9ac360f2cf2ca42d3c429c01a9e1c30d3373cfc2f933196a8e8671d9c8",
     "tanh": "9d9a814cfb88ff0426e2251f024dc653f246d890da0783de97e5c7181ae42b58",
 }
-"""sha256 of each table as little-endian int32."""
+"""sha256 of the coefficients as little-endian int32: of 2^x in [0, 1), 64 segments; 1 / x in [1, 2), 128; log2 x in
+[1, 2), 64; tanh x in [2^-8, 8), 51."""
 
 _PLACE_BITS = 17
 _PLACE = np.uint32((1 << _PLACE_BITS) - 1)
@@ -75,45 +56,27 @@ _TANH_FIRST = np.array([0, 1, 2, 3, 5, 7, 11, 15, 19, 27, 43], dtype=np.uint32)
 _TANH_UNUSED = np.array([6, 6, 6, 5, 5, 4, 4, 4, 3, 2, 3], dtype=np.uint32)
 
 
-def tables(xp: ModuleType, names: tuple[str, ...] = Tables._fields) -> Tables:
-    """The named tables as arrays of `xp`, numpy or jax.numpy: 4 KB in all.
-
-    Raises ValueError for an unknown name, RuntimeError where the data file is damaged.
-    """
-    for name in names:
-        if name not in DIGESTS:
-            raise unknown_name("table", name, DIGESTS)
-    get = host_table if xp is np else _device_table
-    return Tables(**{name: get(name) for name in names})
-
-
 @functools.cache
-def host_table(name: str) -> NDArray[np.int32]:
-    """One table, read-only."""
+def coefficients(name: str) -> NDArray[np.int32]:
+    """Coefficients [3, segments], rows c0, c1, c2, by a name of `DIGESTS`: read once, not to be written to.
+
+    Raises RuntimeError where the data file is damaged.
+    """
     rows = [row for row in csv.DictReader(_data().splitlines()) if row["function"] == name]
     columns = [[int(row[column]) for row in rows] for column in ("c0", "c1", "c2")]
-    table = np.array(columns, dtype=np.int32)
-    digest = hashlib.sha256(table.astype("<i4").tobytes()).hexdigest()
+    values = np.array(columns, dtype=np.int32)
+    digest = hashlib.sha256(values.astype("<i4").tobytes()).hexdigest()
     if digest != DIGESTS[name]:
         raise RuntimeError(
-            f"table {name!r} has sha256 {digest[:12]}..., it must be {DIGESTS[name][:12]}...: "
-            "its data file is damaged, install flamia-ref again"
+            f"the coefficients of {name!r} have sha256 {digest[:12]}..., it must be "
+            f"{DIGESTS[name][:12]}...: their data file is damaged, install flamia-ref again"
         )
-    table.flags.writeable = False
-    return table
+    values.flags.writeable = False
+    return values
 
 
 def _data() -> str:
     return (resources.files("flamia_ref.arithmetic") / "data" / "mufu.csv").read_text("ascii")
-
-
-@functools.cache
-def _device_table(name: str) -> Array:
-    import jax
-
-    # Inside somebody's jit, too, the kept array must be a concrete one.
-    with jax.ensure_compile_time_eval():
-        return jax.numpy.asarray(host_table(name))
 
 
 @_backend.jit
@@ -132,10 +95,10 @@ def truncated_square(x: Array) -> Array:
     return total
 
 
-def _interpolated(table: Array, segment: Array, place: Array, square: Array, bias: int) -> Array:
-    """y in units of 2^-39, int64."""
+def _interpolated(name: str, segment: Array, place: Array, square: Array, bias: int) -> Array:
+    """y in units of 2^-39, int64, by the coefficients of that name."""
     segment = segment.astype(np.int32)
-    c0, c1, c2 = (_backend.gather(row, segment).astype(np.int64) for row in table)
+    c0, c1, c2 = (_backend.gather(row, segment).astype(np.int64) for row in coefficients(name))
     line = (c0 << (_FRACTION_BITS - _COEFFICIENT_BITS)) + bias + c1 * place.astype(np.int64)
     return line + c2 * square.astype(np.int64)
 
@@ -154,8 +117,8 @@ def _flushed(x: Array) -> Array:
 
 
 @_backend.jit
-def exp2_bits(x: Array, tables: Tables) -> Array:
-    """2^x of float32 bits by table ex2: uint32 bits in and out.
+def exp2_bits(x: Array) -> Array:
+    """2^x of float32 bits: uint32 bits in and out.
 
     Subnormal inputs count as zeros; below -126 the result is +0, from 128 on infinity.
     """
@@ -173,7 +136,7 @@ def exp2_bits(x: Array, tables: Tables) -> Array:
     position = xp.where(negative, below, cut)
     place = position & _PLACE
     segment = (position & _MANTISSA) >> np.uint32(_PLACE_BITS)
-    y = _interpolated(tables.ex2, segment, place, truncated_square(place), _EX2_BIAS)
+    y = _interpolated("ex2", segment, place, truncated_square(place), _EX2_BIAS)
     result = _cut(y) + (position & ~_MANTISSA)
     result = xp.where(~negative & (magnitude >= _128), _float32.INFINITY, result)
     result = xp.where(negative & (x > _MINUS_126), np.uint32(0), result)
@@ -181,8 +144,8 @@ def exp2_bits(x: Array, tables: Tables) -> Array:
 
 
 @_backend.jit
-def reciprocal_bits(x: Array, tables: Tables) -> Array:
-    """1/x of float32 bits by table rcp: uint32 bits in and out.
+def reciprocal_bits(x: Array) -> Array:
+    """1/x of float32 bits: uint32 bits in and out.
 
     Subnormal inputs count as zeros and give infinity; subnormal results are flushed to zero.
     """
@@ -195,7 +158,7 @@ def reciprocal_bits(x: Array, tables: Tables) -> Array:
     place = mantissa & (_PLACE >> np.uint32(1))
     square = truncated_square(place << np.uint32(1))
     segment = mantissa >> np.uint32(_PLACE_BITS - 1)
-    y = _interpolated(tables.rcp, segment, place, square, _RCP_BIAS)
+    y = _interpolated("rcp", segment, place, square, _RCP_BIAS)
     # The exponent of the result is two too large, so that it stays positive.
     result = _cut(y) + np.uint32(129 << 23) - (magnitude & _float32.INFINITY)
     normal = result >= np.uint32(3 << 23)
@@ -206,8 +169,8 @@ def reciprocal_bits(x: Array, tables: Tables) -> Array:
 
 
 @_backend.jit
-def log2_bits(x: Array, tables: Tables) -> Array:
-    """log2 x of float32 bits by table lg2: uint32 bits in and out.
+def log2_bits(x: Array) -> Array:
+    """log2 x of float32 bits: uint32 bits in and out.
 
     Subnormal inputs count as zeros and give -infinity, negative ones NaN.
     """
@@ -216,9 +179,9 @@ def log2_bits(x: Array, tables: Tables) -> Array:
     mantissa = x & _MANTISSA
     place = mantissa & _PLACE
     segment = mantissa >> np.uint32(_PLACE_BITS)
-    y = _interpolated(tables.lg2, segment, place, truncated_square(place), _LG2_BIAS)
+    y = _interpolated("lg2", segment, place, truncated_square(place), _LG2_BIAS)
     # The bias is 2 more where c1 / 2 is odd.
-    y = y + (_backend.gather(tables.lg2[1], segment.astype(np.int32)) & 2).astype(np.int64)
+    y = y + (_backend.gather(coefficients("lg2")[1], segment.astype(np.int32)) & 2).astype(np.int64)
     exponent = ((x & _float32.INFINITY) >> np.uint32(23)).astype(np.int64) - 127
     total = y + (exponent << _FRACTION_BITS)
     # The magnitude of a negative sum is its one's complement, on multiples of 2^-36.
@@ -232,8 +195,8 @@ def log2_bits(x: Array, tables: Tables) -> Array:
 
 
 @_backend.jit
-def tanh_bits(x: Array, tables: Tables) -> Array:
-    """tanh x of float32 bits by table tanh: uint32 bits in and out.
+def tanh_bits(x: Array) -> Array:
+    """tanh x of float32 bits: uint32 bits in and out.
 
     Below 2^-8 the result is x, subnormals included; from 8 on it is 1 with the sign of x.
     """
@@ -244,7 +207,7 @@ def tanh_bits(x: Array, tables: Tables) -> Array:
     used = (magnitude & _MANTISSA) >> _backend.gather(_TANH_UNUSED, among)
     place = used & _PLACE
     segment = _backend.gather(_TANH_FIRST, among) + (used >> np.uint32(_PLACE_BITS))
-    y = _interpolated(tables.tanh, segment, place, truncated_square(place), _TANH_BIAS)
+    y = _interpolated("tanh", segment, place, truncated_square(place), _TANH_BIAS)
     result = xp.where(binade < _TANH_LOW, magnitude, _cut(y))
     result = xp.where(binade >= _TANH_HIGH, _float32.ONE, result) | (x & _float32.SIGN)
     return xp.where(_float32.is_nan(x), _float32.NAN, result)

@@ -20,7 +20,6 @@ from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
 from flamia_ref._errors import Registry, shown, type_of, unknown_name
 from flamia_ref.arithmetic import correct, correct_log2, correct_tanh, mufu, polynomial
-from flamia_ref.arithmetic.mufu import Tables
 from flamia_ref.evidence import Evidence
 
 
@@ -125,47 +124,47 @@ def tanh(x: Array, model: str) -> Array:
     return _apply("tanh", x, model)
 
 
-def exp2_bits(x: Array, tables: Tables, *, model: str) -> Array:
+def exp2_bits(x: Array, *, model: str) -> Array:
     """2^x of float32 bits by a named model: uint32 in and out, for use inside compiled code."""
-    return _rule("exp2", model)(x, tables)
+    return _rule("exp2", model)(x)
 
 
-def log2_bits(x: Array, tables: Tables, *, model: str) -> Array:
+def log2_bits(x: Array, *, model: str) -> Array:
     """log2 x of float32 bits by a named model: uint32 in and out, for use inside compiled code."""
-    return _rule("log2", model)(x, tables)
+    return _rule("log2", model)(x)
 
 
-def reciprocal_bits(x: Array, tables: Tables, *, model: str) -> Array:
+def reciprocal_bits(x: Array, *, model: str) -> Array:
     """1 / x of float32 bits by a named model: uint32 in and out, for use inside compiled code."""
-    return _rule("reciprocal", model)(x, tables)
+    return _rule("reciprocal", model)(x)
 
 
-def tanh_bits(x: Array, tables: Tables, *, model: str) -> Array:
+def tanh_bits(x: Array, *, model: str) -> Array:
     """tanh x of float32 bits by a named model: uint32 in and out, for use inside compiled code."""
-    return _rule("tanh", model)(x, tables)
+    return _rule("tanh", model)(x)
 
 
-Rule = Callable[[Array, Tables], Array]
+Rule = Callable[[Array], Array]
 
-_RULES: dict[tuple[str, str], tuple[Rule, tuple[str, ...]]] = {
-    ("exp2", "mufu.sm90"): (mufu.exp2_bits, mufu.EX2),
-    ("exp2", "polynomial3"): (lambda x, tables: polynomial.exp2_bits(x), ()),
-    ("exp2", "correct"): (lambda x, tables: correct.exp2_bits(x), ()),
-    ("log2", "mufu.sm90"): (mufu.log2_bits, mufu.LG2),
-    ("log2", "correct"): (lambda x, tables: correct_log2.log2_bits(x), ()),
-    ("reciprocal", "mufu.sm90"): (mufu.reciprocal_bits, mufu.RCP),
-    ("reciprocal", "correct"): (lambda x, tables: _float32.divide(_float32.ONE, x), ()),
-    ("tanh", "mufu.sm90"): (mufu.tanh_bits, mufu.TANH),
-    ("tanh", "correct"): (lambda x, tables: correct_tanh.tanh_bits(x), ()),
+_RULES: dict[tuple[str, str], Rule] = {
+    ("exp2", "mufu.sm90"): mufu.exp2_bits,
+    ("exp2", "polynomial3"): polynomial.exp2_bits,
+    ("exp2", "correct"): correct.exp2_bits,
+    ("log2", "mufu.sm90"): mufu.log2_bits,
+    ("log2", "correct"): correct_log2.log2_bits,
+    ("reciprocal", "mufu.sm90"): mufu.reciprocal_bits,
+    ("reciprocal", "correct"): lambda x: _float32.divide(_float32.ONE, x),
+    ("tanh", "mufu.sm90"): mufu.tanh_bits,
+    ("tanh", "correct"): correct_tanh.tanh_bits,
 }
-"""Of each function and model, the rule on bits and the tables it reads."""
+"""Of each function and model, the rule on bits."""
 
 
 def _rule(function: str, model: str) -> Rule:
     if not isinstance(model, str) or (function, model) not in _RULES:
         allowed = [name for of, name in _RULES if of == function]
         raise unknown_name(f"{function} model", model, allowed)
-    return _RULES[function, model][0]
+    return _RULES[function, model]
 
 
 def _apply(function: str, x: Array, model: str) -> Array:
@@ -175,12 +174,10 @@ def _apply(function: str, x: Array, model: str) -> Array:
         given = shown(x) if dtype is None else f"an array of {type_of(x)}"
         raise TypeError(f"{function} takes a float32 array, not {given}; convert it first")
     x = _backend.without_gradient(_backend.plain("x", x), _NO_GRADIENT.format(function=function))
-    names = _RULES[function, model][1]
-    tables = mufu.tables(_backend.namespace(x), names)
-    return _on_floats(x, tables, function=function, model=model)
+    return _on_floats(x, function=function, model=model)
 
 
 @_backend.jit(static=("function", "model"))
-def _on_floats(x: Array, tables: Tables, *, function: str, model: str) -> Array:
-    result = _rule(function, model)(_backend.bits(x), tables)
+def _on_floats(x: Array, *, function: str, model: str) -> Array:
+    result = _rule(function, model)(_backend.bits(x))
     return _backend.from_bits(result, np.float32)

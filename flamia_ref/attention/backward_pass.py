@@ -9,7 +9,6 @@ import numpy as np
 
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
-from flamia_ref.arithmetic import mufu
 from flamia_ref.attention import backward_tile, inputs
 from flamia_ref.attention.backward_tile import Accumulators
 from flamia_ref.attention.computed import check_computed
@@ -60,7 +59,6 @@ class _BackwardRun(Run):
         factor = inputs.score_factor(forward.softmax_scale, self.recipe.gradient.score_factor)
         self.score_factor = self.to_compute(factor)
         self.scale = self.to_compute(np.uint32(np.float32(forward.softmax_scale).view(np.uint32)))
-        self.tables = mufu.tables(self.compute)
         self.traced = TracedTiles(self, stages)
         self.skips = self.recipe.tiles.masked == "skipped"
         self.partials = self.recipe.dq.accumulation is Accumulation.FLOAT32_PARTIALS
@@ -101,7 +99,7 @@ class _BackwardRun(Run):
         parts = self._in_batches(
             (dout, out, lse),
             lambda dout, out, lse: tuple(
-                backward_tile.prologue(dout, out, lse, self.tables, recipe=self.recipe)
+                backward_tile.prologue(dout, out, lse, recipe=self.recipe)
             ),
         )
         dout, base, delta, dead = parts
@@ -179,7 +177,7 @@ class _BackwardRun(Run):
             *(self._gathered(name, sums, places, rows, len(batch)) for name in sums)
         )
         state, stages = backward_tile.pair_step(
-            state, x, row_values, work, self.score_factor, self.tables, recipe=self.recipe
+            state, x, row_values, work, self.score_factor, recipe=self.recipe
         )
         for name, new in zip(sums, state, strict=True):
             if new is not None:

@@ -12,7 +12,6 @@ import numpy as np
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
 from flamia_ref.arithmetic import reductions, special
-from flamia_ref.arithmetic.mufu import Tables
 from flamia_ref.arithmetic.reductions import REDUCTIONS, Reduction
 from flamia_ref.attention import sides, softmax
 from flamia_ref.attention.forward_tile import pairs_visible
@@ -99,7 +98,7 @@ class Stages(NamedTuple):
 
 
 @_backend.jit(static=("recipe",))
-def prologue(dout: Array, out: Array, lse: Array, tables: Tables, *, recipe: Recipe) -> Prologue:
+def prologue(dout: Array, out: Array, lse: Array, *, recipe: Recipe) -> Prologue:
     """What rows bring along, from dO and the returned out [rows, channels] and lse [rows]."""
     xp = _backend.namespace(dout, out, lse)
     scaled = _float32.multiply(lse, softmax.LOG2_E)
@@ -112,7 +111,7 @@ def prologue(dout: Array, out: Array, lse: Array, tables: Tables, *, recipe: Rec
         # A NaN of dO' would reach the dV of keys that the row does not see, in its chain: 0 NaN = NaN.
         lost = ~dead & ((scaled & _float32.MAGNITUDE) >= _float32.INFINITY)
         base = xp.where(lost, _float32.NAN, _float32.floor(scaled))
-        rest = special.exp2_bits(_float32.subtract(base, scaled), tables, model=recipe.softmax.exp2)
+        rest = special.exp2_bits(_float32.subtract(base, scaled), model=recipe.softmax.exp2)
         dout = _float32.multiply(dout, rest[:, None])
         dout = xp.where((dead | lost)[:, None], np.uint32(0), dout)
     delta = _delta(dout, out, recipe.gradient.delta)
@@ -165,7 +164,6 @@ def pair_step(
     values: Values,
     work: Work,
     score_factor: Array,
-    tables: Tables,
     *,
     recipe: Recipe,
 ) -> tuple[Accumulators, Stages]:
@@ -174,7 +172,7 @@ def pair_step(
     s = sides.over_channels(x.s_q, x.s_k, recipe.s, guarded if recipe.s.guarded else None)
     dp = sides.over_channels(x.dp_do, x.dp_v, recipe.dp, guarded if recipe.dp.guarded else None)
     folds = (x.dv_do.fold, x.dq_k.fold, x.dk_q.fold)
-    middle = _differences(s, dp, values, work, folds, score_factor, tables, recipe=recipe)
+    middle = _differences(s, dp, values, work, folds, score_factor, recipe=recipe)
     dv = sides.over_rows(middle.dv_left, x.dv_do, state.dv, recipe.dv)
     dk = sides.over_rows(middle.dk_left, x.dk_q, state.dk, recipe.dk)
     begin = state.dq
@@ -196,7 +194,6 @@ def _differences(
     work: Work,
     folds: tuple[Array | None, Array | None, Array | None],
     score_factor: Array,
-    tables: Tables,
     *,
     recipe: Recipe,
 ) -> _Middle:
@@ -204,11 +201,11 @@ def _differences(
     visible = pairs_visible(work.key_start, work.last, s.shape[2]) & ~values.dead[:, :, None]
     base = values.base[:, :, None]
     if recipe.softmax.exp2_argument == "split":
-        n, e = softmax.split(s, score_factor, tables, recipe.softmax)
+        n, e = softmax.split(s, score_factor, recipe.softmax)
         p = softmax.raised(e, n, base)
     else:
         exponent = _float32.fma(s, score_factor, _float32.negate(base))
-        p = special.exp2_bits(exponent, tables, model=recipe.softmax.exp2)
+        p = special.exp2_bits(exponent, model=recipe.softmax.exp2)
     p = xp.where(visible, p, np.uint32(0))
     ds = _float32.multiply(p, _float32.subtract(dp, values.delta[:, :, None]))
     ds = xp.where(visible, ds, np.uint32(0))

@@ -9,7 +9,6 @@ import numpy as np
 
 from flamia_ref import _backend
 from flamia_ref._backend import Array
-from flamia_ref.arithmetic import mufu
 from flamia_ref.attention import forward_tile, inputs
 from flamia_ref.attention.computed import check_computed
 from flamia_ref.attention.inputs import Inputs
@@ -74,7 +73,6 @@ class _ForwardRun(Run):
         self.given, self.causal, self.stages = given, causal, stages
         factor = inputs.score_factor(given.softmax_scale, recipe.softmax.score_factor)
         self.score_factor = self.to_compute(factor)
-        self.tables = mufu.tables(self.compute)
         self.traced = TracedTiles(self, stages)
         self.skips = recipe.tiles.masked == "skipped"
 
@@ -134,7 +132,6 @@ class _ForwardRun(Run):
                 self.rows(Use.O_V, tokens, kv_head),
                 work,
                 self.score_factor,
-                self.tables,
                 recipe=self.recipe,
             )
             names = ("s", "p", f"{pair}.codes", f"{pair}.scales")
@@ -143,7 +140,7 @@ class _ForwardRun(Run):
         nan = None
         if v_nan is not None:
             nan = self.to_compute(_backend.gather(v_nan, batch.document * self.kv_heads + kv_head))
-        ends = forward_tile.end(state, nan, self.score_factor, self.tables, recipe=self.recipe)
+        ends = forward_tile.end(state, nan, self.score_factor, recipe=self.recipe)
         results = (ends.out, ends.o, ends.lse, state.row_max, ends.row_sum)
         return [self.to_layout(x)[:count].reshape(count * rows, *x.shape[2:]) for x in results]
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
-from flamia_ref.arithmetic.mufu import Tables
 from flamia_ref.attention import sides, softmax
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.sides import Rows
@@ -87,13 +86,12 @@ def key_tile_step(
     v: Rows,
     work: Work,
     score_factor: Array,
-    tables: Tables,
     *,
     recipe: Recipe,
 ) -> tuple[State, Stages]:
     """From S to the accumulator of O, for one key tile of each query tile. `score_factor`: the recipe's c."""
     s = sides.over_channels(q, k, recipe.s, work.guarded if recipe.s.guarded else None)
-    middle = _softmax(state, s, v.fold, work, score_factor, tables, recipe=recipe)
+    middle = _softmax(state, s, v.fold, work, score_factor, recipe=recipe)
     o = sides.over_rows(middle.left, v, middle.state.o, recipe.o)
     if recipe.o.guarded:
         o = sides.over_guarded_keys(middle.p, v, o, recipe.o, work.guarded)
@@ -108,7 +106,6 @@ def _softmax(
     fold: Array | None,
     work: Work,
     score_factor: Array,
-    tables: Tables,
     *,
     recipe: Recipe,
 ) -> _Middle:
@@ -120,7 +117,6 @@ def _softmax(
         work.first,
         keys == recipe.tiles.key,
         score_factor,
-        tables,
         recipe.softmax,
     )
     row_sum = softmax.summed(state.row_sum, rescale, p, recipe.softmax)
@@ -146,20 +142,18 @@ def _kept(skipped: Array, old: State, new: State) -> State:
 
 
 @_backend.jit(static=("recipe",))
-def end(
-    state: State, v_nan: Array | None, score_factor: Array, tables: Tables, *, recipe: Recipe
-) -> Ends:
+def end(state: State, v_nan: Array | None, score_factor: Array, *, recipe: Recipe) -> Ends:
     """The normalisation, out and lse. `v_nan` [tiles, channels], where no tile is skipped: whether the row's document
     has a NaN code of V there, which is in the chain of every row, whether or not its key tile was computed."""
     xp = _backend.namespace(*state)
     row_sum = softmax.total(state.row_sum)
     dead = softmax.dead_rows(state.row_max, row_sum, recipe.softmax)
-    inverse = softmax.inverse(row_sum, tables, recipe.softmax)
+    inverse = softmax.inverse(row_sum, recipe.softmax)
     o = _float32.multiply(state.o, inverse[:, :, None])
     if v_nan is not None:
         o = xp.where(v_nan[:, None, :], _float32.NAN, o)
     o = xp.where(dead[:, :, None], np.uint32(0), o)
-    lse = softmax.log_sum_exp(state.row_max, row_sum, score_factor, tables, recipe.softmax)
+    lse = softmax.log_sum_exp(state.row_max, row_sum, score_factor, recipe.softmax)
     lse = xp.where(dead, softmax.NEGATIVE_INFINITY, lse)
     return Ends(sides.bfloat16(o), o, lse, row_sum)
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flamia_ref import _backend, _float32
-from flamia_ref.arithmetic import mufu, special
+from flamia_ref.arithmetic import special
 from flamia_ref.attention import inputs, softmax
 from flamia_ref.attention.backward_pass import backward
 from flamia_ref.attention.copies import INPUT_USES, copy_names
@@ -71,7 +71,7 @@ class Count(NamedTuple):
 
 def recomputed_scores(run: Run) -> Count:
     """Visible pairs whose P of the backward does not follow, to the bit, from the forward's S and lse."""
-    recipe, tables = run.recipe, mufu.tables(np)
+    recipe = run.recipe
     factor = inputs.score_factor(run.forward.softmax_scale, recipe.gradient.score_factor)
     differing = elements = 0
     for index, document in enumerate(run.sample.documents):
@@ -81,11 +81,11 @@ def recomputed_scores(run: Run) -> Count:
         ]
         with np.errstate(all="ignore"):
             if recipe.gradient.normalisation == "fold_into_dout":
-                n, e = softmax.split(s, factor, tables, recipe.softmax)
+                n, e = softmax.split(s, factor, recipe.softmax)
                 p = softmax.raised(e, n, _float32.floor(base))
             else:
                 exponent = _float32.fma(s, factor, _float32.negate(base))
-                p = special.exp2_bits(exponent, tables, model=recipe.softmax.exp2)
+                p = special.exp2_bits(exponent, model=recipe.softmax.exp2)
         found = _backend.bits(run.backward.trace["p.dv"][index])
         seen = np.broadcast_to(_seen(run, index), found.shape)
         differing += int((found != p)[seen].sum())

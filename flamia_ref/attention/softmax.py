@@ -12,7 +12,6 @@ import numpy as np
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
 from flamia_ref.arithmetic import reductions, special
-from flamia_ref.arithmetic.mufu import Tables
 from flamia_ref.arithmetic.reductions import REDUCTIONS
 from flamia_ref.attention.recipe import Softmax
 
@@ -53,21 +52,20 @@ def probabilities(
     first: Array,
     whole: bool,
     score_factor: Array,
-    tables: Tables,
     softmax: Softmax,
 ) -> Probabilities:
     """P of one key tile. `first` [tiles]: whether it is the row's first; `whole`: whether the tile is as wide as the
     recipe's, so that it holds no column past the document's end where none is masked."""
     match softmax.base:
         case "integer_max":
-            return _integer_max(s, visible, row_max, score_factor, tables, softmax)
+            return _integer_max(s, visible, row_max, score_factor, softmax)
         case "raw_max":
-            return _raw_max(s, visible, row_max, first, whole, score_factor, tables, softmax)
+            return _raw_max(s, visible, row_max, first, whole, score_factor, softmax)
         case "scaled_max":
-            return _scaled_max(s, visible, row_max, whole, score_factor, tables, softmax)
+            return _scaled_max(s, visible, row_max, whole, score_factor, softmax)
 
 
-def split(s: Array, score_factor: Array, tables: Tables, softmax: Softmax) -> tuple[Array, Array]:
+def split(s: Array, score_factor: Array, softmax: Softmax) -> tuple[Array, Array]:
     """n = ceil(t) and E = 2^(t - n) with t = S c: float32 bits, n an integer, -inf, or NaN for t = +inf or NaN."""
     xp = _backend.namespace(s)
     t = _float32.multiply(s, score_factor)
@@ -75,7 +73,7 @@ def split(s: Array, score_factor: Array, tables: Tables, softmax: Softmax) -> tu
     n = xp.where(n == _float32.INFINITY, _float32.NAN, n)
     n = xp.where(_float32.is_zero(n), np.uint32(0), n)  # an integer zero has no sign
     x = _float32.fma(s, score_factor, _float32.negate(n))  # in [-1, 0] up to the rounding of t
-    return n, special.exp2_bits(x, tables, model=softmax.exp2)
+    return n, special.exp2_bits(x, model=softmax.exp2)
 
 
 def raised(e: Array, n: Array, base: Array, offset: int = 0) -> Array:
@@ -95,11 +93,10 @@ def _integer_max(
     visible: Array,
     row_max: Array,
     score_factor: Array,
-    tables: Tables,
     softmax: Softmax,
 ) -> Probabilities:
     xp = _backend.namespace(s, row_max)
-    n, e = split(s, score_factor, tables, softmax)
+    n, e = split(s, score_factor, softmax)
     largest = _float32.max_along(xp.where(visible, n, NEGATIVE_INFINITY), axis=2)
     new = _float32.maximum(row_max, largest)
     p = xp.where(visible, raised(e, n, new[:, :, None], softmax.p_offset), np.uint32(0))
@@ -114,7 +111,6 @@ def _raw_max(
     first: Array,
     whole: bool,
     score_factor: Array,
-    tables: Tables,
     softmax: Softmax,
 ) -> Probabilities:
     xp = _backend.namespace(s, row_max)
@@ -125,7 +121,7 @@ def _raw_max(
     new = xp.where(first, largest, _float32.maximum_number(row_max, largest))
     base = xp.where(new == NEGATIVE_INFINITY, np.uint32(0), new)
     distance = _float32.multiply(_float32.subtract(row_max, base), score_factor)
-    rescale = special.exp2_bits(distance, tables, model=softmax.exp2)
+    rescale = special.exp2_bits(distance, model=softmax.exp2)
     limit = _float32.negate(_integer(softmax.rescale_threshold))
     near = ~(_float32.less(distance, limit) | _float32.is_nan(distance))
     kept = near & ~first & (softmax.rescale_threshold > 0)
@@ -134,9 +130,7 @@ def _raw_max(
     scaled = _float32.multiply(base, score_factor)
     offset = _float32.subtract(_integer(softmax.p_offset), scaled)
     x = _float32.fma(s, score_factor, offset[:, :, None])
-    return Probabilities(
-        xp.where(visible, _columns(x, tables, softmax), np.uint32(0)), new, rescale
-    )
+    return Probabilities(xp.where(visible, _columns(x, softmax), np.uint32(0)), new, rescale)
 
 
 def _scaled_max(
@@ -145,7 +139,6 @@ def _scaled_max(
     row_max: Array,
     whole: bool,
     score_factor: Array,
-    tables: Tables,
     softmax: Softmax,
 ) -> Probabilities:
     xp = _backend.namespace(s, row_max)
@@ -159,17 +152,15 @@ def _scaled_max(
     passed = _float32.less(_integer(softmax.rescale_threshold), excess)
     new = xp.where(first | passed, largest, row_max)
     distance = xp.where(first, LOWEST, _float32.subtract(row_max, new))
-    rescale = special.exp2_bits(distance, tables, model=softmax.exp2)
+    rescale = special.exp2_bits(distance, model=softmax.exp2)
     base = _float32.subtract(new, _integer(softmax.p_offset))
     x = _float32.fma(s, score_factor, _float32.negate(base)[:, :, None])
-    return Probabilities(
-        xp.where(visible, _columns(x, tables, softmax), np.uint32(0)), new, rescale
-    )
+    return Probabilities(xp.where(visible, _columns(x, softmax), np.uint32(0)), new, rescale)
 
 
-def _columns(x: Array, tables: Tables, softmax: Softmax) -> Array:
+def _columns(x: Array, softmax: Softmax) -> Array:
     """2^x, by the other model in the emulated columns."""
-    e = special.exp2_bits(x, tables, model=softmax.exp2)
+    e = special.exp2_bits(x, model=softmax.exp2)
     emulated = softmax.emulated
     if emulated is None:
         return e
@@ -181,7 +172,7 @@ def _columns(x: Array, tables: Tables, softmax: Softmax) -> Array:
     if not len(columns):
         return e
     # Computed where it is wanted, then spread: each column takes the next of them.
-    other = special.exp2_bits(x[:, :, columns], tables, model=emulated.exp2)
+    other = special.exp2_bits(x[:, :, columns], model=emulated.exp2)
     spread = np.minimum(np.cumsum(chosen) - chosen, len(columns) - 1)
     return xp.where(xp.asarray(chosen), other[:, :, spread], e)
 
@@ -223,7 +214,7 @@ def dead_rows(row_max: Array, row_sum: Array, softmax: Softmax) -> Array:
             return _float32.is_zero(row_sum) | _float32.less(row_sum, np.uint32(0))
 
 
-def inverse(row_sum: Array, tables: Tables, softmax: Softmax) -> Array:
+def inverse(row_sum: Array, softmax: Softmax) -> Array:
     """The factor that normalises O."""
     xp = _backend.namespace(row_sum)
     if softmax.normalisation == "division":
@@ -233,15 +224,13 @@ def inverse(row_sum: Array, tables: Tables, softmax: Softmax) -> Array:
         )
     if softmax.normalisation == "zero_safe_reciprocal":
         row_sum = xp.where(_no_sum(row_sum), _float32.ONE, row_sum)
-    return special.reciprocal_bits(row_sum, tables, model=softmax.reciprocal)
+    return special.reciprocal_bits(row_sum, model=softmax.reciprocal)
 
 
-def log_sum_exp(
-    row_max: Array, row_sum: Array, score_factor: Array, tables: Tables, softmax: Softmax
-) -> Array:
+def log_sum_exp(row_max: Array, row_sum: Array, score_factor: Array, softmax: Softmax) -> Array:
     """lse of rows that are not dead."""
     xp = _backend.namespace(row_max, row_sum)
-    log2 = special.log2_bits(row_sum, tables, model=softmax.log2)
+    log2 = special.log2_bits(row_sum, model=softmax.log2)
     offset = _integer(softmax.p_offset)
     match softmax.lse:
         case "log2_sum":

@@ -1,6 +1,6 @@
 """The public special functions: names, types, errors, evidence. Their bits have their own tests."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,7 +35,7 @@ def test_libraries(function: str, model: str) -> None:
     assert plain.dtype == np.float32
     assert plain.shape == X.shape
     words = X.view(np.uint32)
-    expected = getattr(special, f"{function}_bits")(words, mufu.tables(np), model=model)
+    expected = getattr(special, f"{function}_bits")(words, model=model)
     np.testing.assert_array_equal(plain.view(np.uint32), expected)
     for x64 in (False, True):
         with jax.enable_x64(x64):
@@ -46,26 +46,12 @@ def test_libraries(function: str, model: str) -> None:
                 np.testing.assert_array_equal(np.asarray(result).view(np.uint32), expected)
 
 
-@pytest.fixture
-def no_compilation_cache() -> Iterator[None]:
-    """Programs with tables as constants take seconds to write to the cache on disk."""
-    name = "jax_persistent_cache_min_compile_time_secs"
-    before = getattr(jax.config, name)
-    jax.config.update(name, 1e9)
-    yield
-    jax.config.update(name, before)
-
-
-@pytest.mark.usefixtures("no_compilation_cache")
 @pytest.mark.parametrize(("function", "model"), PAIRS)
 def test_in_the_callers_program(function: str, model: str) -> None:
     call = getattr(arithmetic, function)
     result = jax.jit(lambda x: call(x, model))(jnp.asarray(X))
     expected = call(X, model).view(np.uint32)
     np.testing.assert_array_equal(np.asarray(result).view(np.uint32), expected)
-    # What was kept while the caller's program was traced is no tracer.
-    assert isinstance(mufu.tables(jnp).ex2, jax.Array)
-    assert not isinstance(mufu.tables(jnp).ex2, jax.core.Tracer)
 
 
 @pytest.mark.parametrize(("function", "model"), PAIRS)
@@ -140,7 +126,7 @@ def test_unknown_model(function: str, model: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         getattr(arithmetic, function)(X, model)
     with pytest.raises(ValueError, match=message):
-        getattr(special, f"{function}_bits")(X.view(np.uint32), mufu.Tables(), model=model)
+        getattr(special, f"{function}_bits")(X.view(np.uint32), model=model)
 
 
 def test_models() -> None:
@@ -162,12 +148,16 @@ def test_models() -> None:
         ("log2", "correct", correct_log2.log2_bits),
         ("reciprocal", "correct", lambda x: _float32.divide(_float32.ONE, x)),
         ("tanh", "correct", correct_tanh.tanh_bits),
+        ("exp2", "mufu.sm90", mufu.exp2_bits),
+        ("log2", "mufu.sm90", mufu.log2_bits),
+        ("reciprocal", "mufu.sm90", mufu.reciprocal_bits),
+        ("tanh", "mufu.sm90", mufu.tanh_bits),
     ],
 )
-def test_models_that_need_no_tables(function: str, model: str, rule: Callable[[Any], Any]) -> None:
+def test_rules_of_models(function: str, model: str, rule: Callable[[Any], Any]) -> None:
     call = getattr(special, f"{function}_bits")
     for x in (X.view(np.uint32), jnp.asarray(X.view(np.uint32))):
-        bits = call(x, mufu.Tables(), model=model)
+        bits = call(x, model=model)
         np.testing.assert_array_equal(np.asarray(bits), rule(X.view(np.uint32)))
 
 

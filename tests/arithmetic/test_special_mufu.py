@@ -1,4 +1,4 @@
-"""The sm_90 special function unit: tables, the rules around them, both libraries.
+"""The sm_90 special function unit: coefficients, the rules around them, both libraries.
 
 The rules are written again here in two ways: in numpy on int64 and float64 for a million inputs, and,
 in `tests.independent.mufu`, on Python integers and fractions. Digests of the device's results hold
@@ -38,7 +38,7 @@ ALL_RESULTS = {
     "log2": "542a34f3576b91f49b51bac57c5a70f1f882ac3b4b24765fbed3386af27fce2c",
     "tanh": "1e93249507dc8d9b8f3547e8d3180358f03591bc3ad74823aa696e2327b95cc1",
 }
-RULES: dict[str, Callable[[Any, mufu.Tables], Any]] = {
+RULES: dict[str, Callable[[Any], Any]] = {
     "exp2": mufu.exp2_bits,
     "reciprocal": mufu.reciprocal_bits,
     "log2": mufu.log2_bits,
@@ -145,7 +145,7 @@ def arguments(table: str) -> Words:
 def results(table: str, library: Any = jnp) -> Words:
     function = {"ex2": "exp2", "rcp": "reciprocal"}.get(table, "log2")
     x = library.asarray(arguments(table))
-    return np.asarray(RULES[function](x, mufu.tables(library)))
+    return np.asarray(RULES[function](x))
 
 
 @pytest.mark.parametrize("name", SHA256)
@@ -160,7 +160,7 @@ def test_every_place_of_tanh() -> None:
         for exponent, count in independent.TANH_SEGMENTS.items()
     ]
     words = np.concatenate(x).astype(np.float32).view(np.uint32)
-    result = np.asarray(mufu.tanh_bits(jnp.asarray(words), mufu.tables(jnp, mufu.TANH)))
+    result = np.asarray(mufu.tanh_bits(jnp.asarray(words)))
     assert hashlib.sha256(result.astype("<u4").tobytes()).hexdigest() == TANH_SHA256
 
 
@@ -183,11 +183,13 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
 @pytest.mark.parametrize("name", mufu.DIGESTS)
-def test_a_wrong_coefficient_shows(name: str, mutation: str) -> None:
+def test_a_wrong_coefficient_shows(
+    name: str, mutation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One unit in one coefficient of any segment changes a result of that segment."""
     function = {"ex2": "exp2", "rcp": "reciprocal", "lg2": "log2", "tanh": "tanh"}[name]
     row, change = MUTATIONS[mutation]
-    table = mufu.host_table(name).copy()
+    table = mufu.coefficients(name).copy()
     table[row] += change
     places = np.unique(np.concatenate([np.arange(0, 1 << 17, 37), (1 << 17) - 1 - np.arange(400)]))
     segment = np.arange(table.shape[1])[:, None]
@@ -199,38 +201,33 @@ def test_a_wrong_coefficient_shows(name: str, mutation: str) -> None:
     else:
         x = (segment + places / 2**17) / table.shape[1] + (name != "ex2")
     words = x.astype(np.float32).view(np.uint32)
-    right = RULES[function](words, mufu.tables(np))
-    wrong = RULES[function](words, mufu.tables(np)._replace(**{name: table}))
+    right = RULES[function](words)
+    monkeypatch.setattr(mufu, "coefficients", {name: table}.__getitem__)
+    wrong = RULES[function](words)
     assert (right != wrong).any(axis=1).all()
 
 
-def test_damaged_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_coefficients(monkeypatch: pytest.MonkeyPatch) -> None:
     content = mufu._data().replace("rcp,5,", "rcp,5,1")
     monkeypatch.setattr(mufu, "_data", lambda: content)
-    mufu.host_table.__wrapped__("ex2")
-    with pytest.raises(RuntimeError, match=r"table 'rcp' has sha256 .* install flamia-ref again"):
-        mufu.host_table.__wrapped__("rcp")
+    mufu.coefficients.__wrapped__("ex2")
+    with pytest.raises(
+        RuntimeError, match=r"coefficients of 'rcp' have sha256 .* install flamia-ref again"
+    ):
+        mufu.coefficients.__wrapped__("rcp")
 
 
-def test_tables_by_name() -> None:
-    some = mufu.tables(np, mufu.LG2)
-    assert some.ex2 is None
-    assert some.rcp is None
-    assert some.lg2 is mufu.host_table("lg2")
-    assert not some.lg2.flags.writeable
-    everything = mufu.tables(jnp)
-    assert everything.ex2 is mufu.tables(jnp, mufu.EX2).ex2
+def test_coefficients_are_read_once() -> None:
     for name in mufu.DIGESTS:
-        np.testing.assert_array_equal(getattr(everything, name), mufu.host_table(name))
-    with pytest.raises(ValueError, match="unknown table 'lg'; did you mean 'lg2'"):
-        mufu.tables(np, ("lg",))
+        assert mufu.coefficients(name) is mufu.coefficients(name)
+        assert not mufu.coefficients(name).flags.writeable
 
 
 @pytest.mark.parametrize("function", RULES)
 def test_a_million_inputs(function: str) -> None:
     expected = AGAIN[function](INPUTS)
     for xp in (np, jnp):
-        actual = RULES[function](xp.asarray(INPUTS), mufu.tables(xp))
+        actual = RULES[function](xp.asarray(INPUTS))
         assert not differing(actual, expected, INPUTS)
 
 
@@ -240,7 +237,7 @@ def test_every_input(function: str) -> None:
     digest = hashlib.sha256()
     for start in range(0, 1 << 32, 1 << 23):
         x = np.arange(start, start + (1 << 23), dtype=np.int64).astype(np.uint32)
-        words = np.asarray(RULES[function](jnp.asarray(x), mufu.tables(jnp)))
+        words = np.asarray(RULES[function](jnp.asarray(x)))
         digest.update(words.astype("<u4").data)
     assert digest.hexdigest() == ALL_RESULTS[function]
 
@@ -250,7 +247,7 @@ def test_python_integers(function: str) -> None:
     x = np.concatenate([SPECIAL, np.random.default_rng(12).choice(INPUTS, 1500)])
     rule = getattr(independent, function)
     expected = np.array([rule(a) for a in x.tolist()], dtype=np.uint32)
-    assert not differing(RULES[function](x, mufu.tables(np)), expected, x)
+    assert not differing(RULES[function](x), expected, x)
 
 
 SPECIAL_VALUES = {
@@ -294,7 +291,7 @@ def test_special_values(function: str) -> None:
         SPECIAL_VALUES[function].keys, SPECIAL_VALUES[function].values
     ))  # fmt: skip
     for xp in (np, jnp):
-        actual = RULES[function](xp.asarray(x), mufu.tables(xp))
+        actual = RULES[function](xp.asarray(x))
         assert not differing(actual, expected, x)
 
 
@@ -315,7 +312,7 @@ def test_results_are_near_the_functions() -> None:
 def test_tanh_is_near_the_function() -> None:
     """Nearer than the 2^-11, relative, that the PTX ISA promises."""
     x = np.random.default_rng(15).uniform(-9, 9, 400_000).astype(np.float32)
-    found = mufu.tanh_bits(x.view(np.uint32), mufu.tables(np)).view(np.float32).astype(np.float64)
+    found = mufu.tanh_bits(x.view(np.uint32)).view(np.float32).astype(np.float64)
     assert np.abs(found / np.tanh(x.astype(np.float64)) - 1).max() < 2.0**-16
 
 
@@ -323,17 +320,12 @@ def test_tanh_is_near_the_function() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_same_bits_in_every_mode(mode: str, x64: bool) -> None:
     x = np.concatenate([SPECIAL, INPUTS[: 16_000 - SPECIAL.size]])
-    host, device = mufu.tables(np), mufu.tables(jnp)
 
-    def every(x: Any, tables: mufu.Tables) -> tuple[Any, ...]:
-        return tuple(rule(x, tables) for rule in RULES.values())
+    def every(x: Any) -> tuple[Any, ...]:
+        return tuple(rule(x) for rule in RULES.values())
 
-    expected = every(x, host)
+    expected = every(x)
     with jax.enable_x64(x64):
-        if mode == "eager":
-            found = every(jnp.asarray(x), device)
-        else:
-            # The tables are an argument of the whole program.
-            found = jax.jit(lambda x, t: MODES[mode](lambda y: every(y, t), x))(x, device)
+        found = MODES[mode](every, jnp.asarray(x))
     for actual, wanted in zip(found, expected, strict=True):
         assert not differing(actual, wanted, x)

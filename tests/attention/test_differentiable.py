@@ -77,7 +77,6 @@ def test_a_gradient_can_be_traced() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.usefixtures("uncached")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_under_jit_and_vmap(recipe: str) -> None:
     """A loss of the user's own, over a batch, in one program: gradients of all three inputs."""

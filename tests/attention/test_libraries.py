@@ -55,7 +55,6 @@ def default_or_nightly(*default: str):
     ]
 
 
-@pytest.mark.usefixtures("uncached")
 @pytest.mark.parametrize(
     "wide_types", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["x32", "x64"]
 )
