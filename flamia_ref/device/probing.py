@@ -78,7 +78,12 @@ def probe(plan: Plan, progress: Progress | None = None) -> ProbeReport:
         if not any(
             _chosen((pattern,), one) for known in ARCHITECTURES.values() for one in probes(known)
         ):
-            raise ValueError(f"no probe is named like {pattern!r}; docs/device-probe.md lists them")
+            raise ValueError(
+                f"no probe is named like {pattern!r}; names are such as wgmma.k32.e4m3.e4m3.f32, "
+                "tcgen05.mxf4nvf4.e2m1.e2m1.f32.block16.ue4m3, cvt.rn.satfinite.e4m3x2.f32, ex2.approx.ftz.f32"
+            )
+    if plan.compile_only and (plan.only or plan.exhaustive):
+        raise ValueError("compile_only compiles all programs; leave out only and exhaustive")
     compiler = find_compiler(plan.nvcc)
     with _workspace(plan.keep) as folder:
         write_sources(folder / "sources")

@@ -53,9 +53,7 @@ def find_compiler(given: str | None = None) -> Compiler:
     """
     path = _compiler_path(given)
     try:
-        told = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=60, check=True
-        ).stdout
+        told = _run([path, "--version"], 60, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise ValueError(f"{path} does not run: {line(str(error))}") from error
     release = re.search(r"release (\d+)\.(\d+)", told)
@@ -108,12 +106,30 @@ def compile_program(
         ]
     command += ["-o", str(output), str(folder / f"{name}.cu")]
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS)
+        run = _run(command, _COMPILE_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
         raise ProgramFailed(f"nvcc could not compile {name}.cu: {line(str(error))}") from error
     if run.returncode:
-        raise ProgramFailed(f"nvcc {compiler.version} refuses {name}.cu: {_first_error(run)}")
+        # What it says goes into the report, which names nothing of this machine's folders.
+        said = _first_error(run).replace(f"{folder}/", "")
+        raise ProgramFailed(f"nvcc {compiler.version} refuses {name}.cu: {said}")
+    if not output.is_file():
+        raise ProgramFailed(f"{compiler.path} wrote no program for {name}.cu; is it nvcc?")
     return output
+
+
+def _run(
+    command: Sequence[str | Path], seconds: float, *, check: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run a command and keep what it says, whatever its encoding."""
+    return subprocess.run(
+        command,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=seconds,
+        check=check,
+    )
 
 
 def _first_error(run: subprocess.CompletedProcess[str]) -> str:
@@ -129,7 +145,7 @@ def describe_device(compiler: Compiler, folder: Path) -> Device:
     """
     program = compile_program(compiler, folder, "describe", None)
     try:
-        run = subprocess.run([program], capture_output=True, text=True, timeout=_RUN_SECONDS)
+        run = _run([program], _RUN_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
         raise ProgramFailed(
             f"the program that looks for a GPU failed: {line(str(error))}"
@@ -138,7 +154,12 @@ def describe_device(compiler: Compiler, folder: Path) -> Device:
         raise ValueError(f"no GPU to probe ({line(run.stderr)}); --compile-only needs none")
     if run.returncode:
         raise ProgramFailed(f"the program that looks for a GPU failed: {line(run.stderr)}")
-    return Device(**json.loads(run.stdout))
+    try:
+        return Device(**json.loads(run.stdout))
+    except (ValueError, TypeError) as error:
+        raise ProgramFailed(
+            f"the program that looks for a GPU wrote {shown(run.stdout)}, not a description"
+        ) from error
 
 
 def run_program(program: Path, inputs: Sequence[bytes], folder: Path) -> list[bytes]:
@@ -153,14 +174,15 @@ def run_program(program: Path, inputs: Sequence[bytes], folder: Path) -> list[by
             pair[0].write_bytes(data)
             names += pair
         try:
-            run = subprocess.run(
-                [program, *names], capture_output=True, text=True, timeout=_RUN_SECONDS
-            )
+            run = _run([program, *names], _RUN_SECONDS)
         except (OSError, subprocess.SubprocessError) as error:
             raise ProgramFailed(f"{program.name} failed: {line(str(error))}") from error
         if run.returncode:
             said = line(run.stderr) or f"exit status {run.returncode}"
             raise ProgramFailed(f"{program.name} failed: {said}")
+        missing = [name.name for name in names[1::2] if not name.is_file()]
+        if missing:
+            raise ProgramFailed(f"{program.name} ended well and wrote no {missing[0]}")
         return [name.read_bytes() for name in names[1::2]]
     finally:
         for name in names:
