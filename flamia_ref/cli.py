@@ -14,7 +14,7 @@ import json
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -130,10 +130,9 @@ def _parser() -> argparse.ArgumentParser:
         "--rows",
         metavar="N",
         type=int,
-        default=100_000,
         help="results an instruction, about (100000)",
     )
-    probed.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the operands (0)")
+    probed.add_argument("--seed", metavar="N", type=int, help="seed of the operands (0)")
     probed.add_argument(
         "--exhaustive", action="store_true", help="special functions on all 2^32 inputs, minutes"
     )
@@ -141,6 +140,11 @@ def _parser() -> argparse.ArgumentParser:
         "--compile-only",
         action="store_true",
         help="compile for one or all architectures; needs no GPU",
+    )
+    probed.add_argument(
+        "--list",
+        action="store_true",
+        help="print the names of the probes of one or all architectures; needs no GPU",
     )
     probed.add_argument("--nvcc", metavar="PATH", help="the compiler (default: the one on PATH)")
     probed.add_argument("--keep", metavar="DIR", help="leave sources and programs in a new folder")
@@ -282,18 +286,40 @@ def _leak_demo(options: argparse.Namespace) -> Result:
 def _probe(options: argparse.Namespace) -> Result:
     from flamia_ref.device import Plan, probe
 
-    plan = Plan(
-        architecture=options.arch,
-        only=tuple(options.only or ()),
-        rows=options.rows,
-        seed=options.seed,
-        exhaustive=options.exhaustive,
-        compile_only=options.compile_only,
-        nvcc=options.nvcc,
-        keep=options.keep,
-    )
+    only = tuple(options.only or ())
+    settings = {
+        name: given
+        for name in ("rows", "seed", "exhaustive", "compile_only", "nvcc", "keep")
+        if (given := getattr(options, name)) is not None and given is not False
+    }
+    # One that is given in vain is refused even where it has the value that it has anyway.
+    if options.list and settings:
+        raise ValueError(f"--list runs nothing; leave out {_options(settings)}")
+    vain = [name for name in ("rows", "seed", "exhaustive") if name in settings]
+    if options.compile_only and vain:
+        raise ValueError(f"--compile-only runs nothing; leave out {_options(vain)}")
+    if options.list:
+        return _probe_list(options.arch, only)
+    plan = Plan(architecture=options.arch, only=only, **settings)
     report = probe(plan, progress=_console.progress())
     return report.exit_code, report.to_text(), report.to_json()
+
+
+def _options(names: Iterable[str]) -> str:
+    return ", ".join("--" + name.replace("_", "-") for name in names)
+
+
+def _probe_list(architecture: str | None, only: tuple[str, ...]) -> Result:
+    from flamia_ref.device.plans import matching
+
+    names = {
+        one.name: [probe.name for probe in found]
+        for one, found in matching(architecture, only).items()
+    }
+    lines = []
+    for name, listed in names.items():
+        lines += [f"{name}: {len(listed)} probes", *(f"    {probe}" for probe in listed)]
+    return 0, "\n".join(lines), _json({"probes": names})
 
 
 def _formats_list(_: argparse.Namespace) -> Result:

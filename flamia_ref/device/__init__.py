@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from flamia_ref.device.outcomes import Outcome as Outcome
     from flamia_ref.device.outcomes import ProbeReport as ProbeReport
     from flamia_ref.device.outcomes import Status as Status
-    from flamia_ref.device.probing import Plan as Plan
+    from flamia_ref.device.plans import Plan as Plan
     from flamia_ref.device.probing import probe as probe
 else:
     __getattr__, __dir__, __all__ = attach(
@@ -17,6 +17,7 @@ else:
         {
             "architectures": ["ARCHITECTURES"],
             "outcomes": ["Outcome", "ProbeReport", "Status"],
-            "probing": ["Plan", "probe"],
+            "plans": ["Plan"],
+            "probing": ["probe"],
         },
     )

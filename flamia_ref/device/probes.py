@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from flamia_ref.arithmetic.instructions import Scaling
@@ -144,7 +144,12 @@ def probes(architecture: Architecture) -> tuple[Probe, ...]:
 
 def programs(architecture: Architecture) -> tuple[str, ...]:
     """The CUDA sources that the probes of an architecture need."""
-    return tuple(dict.fromkeys(probe.program for probe in probes(architecture)))
+    return programs_of(probes(architecture))
+
+
+def programs_of(named: Sequence[Probe]) -> tuple[str, ...]:
+    """The CUDA sources that some probes need."""
+    return tuple(dict.fromkeys(probe.program for probe in named))
 
 
 def _conversions(architecture: Architecture) -> Iterator[ConversionProbe]:

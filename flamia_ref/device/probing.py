@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from flamia_ref import __version__
 from flamia_ref.device.architectures import ARCHITECTURES, Architecture, of_capability
 from flamia_ref.device.outcomes import Outcome, ProbeReport, Status
-from flamia_ref.device.probes import ConversionProbe, Probe, ProductProbe, probes, programs
+from flamia_ref.device.plans import Plan, check, chosen, matching, none_chosen
+from flamia_ref.device.probes import ConversionProbe, Probe, ProductProbe, probes, programs_of
 from flamia_ref.device.product_probing import probe_product
 from flamia_ref.device.toolchain import (
     Compiler,
@@ -37,93 +38,61 @@ NEVER_RUN = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """What to run.
-
-    Attributes:
-        architecture: what to probe ("sm_90a"), or None for what the device is.
-        only: shell patterns, or parts, of the names of probes to run; empty for all.
-        rows: results of each matrix instruction, and inputs of each special function besides its table, about.
-        seed: of the operands.
-        exhaustive: whether special functions are asked for all 2^32 inputs.
-        compile_only: compile what the architecture, or every one, has, and run nothing.
-        nvcc: the compiler, or None to look for it.
-        keep: a folder to leave sources and programs in; it must not exist.
-    """
-
-    architecture: str | None = None
-    only: tuple[str, ...] = ()
-    rows: int = 100_000
-    seed: int = 0
-    exhaustive: bool = False
-    compile_only: bool = False
-    nvcc: str | None = None
-    keep: str | None = None
-
-
 def probe(plan: Plan, progress: Progress | None = None) -> ProbeReport:
     """Run the probes of a plan.
 
-    Raises ValueError for a plan that cannot be run: unknown names, no nvcc, no GPU, a folder that exists.
+    Raises ValueError for a plan that cannot be run: unknown names, no nvcc, no GPU, a folder that exists; TypeError
+    for a field of another type.
     """
-    if plan.rows < 1:
-        raise ValueError(f"rows is {plan.rows}; it must be 1 or more")
-    if plan.seed < 0:
-        raise ValueError(f"seed is {plan.seed}; it must be 0 or more")
-    asked = None if plan.architecture is None else ARCHITECTURES[plan.architecture]
-    if plan.keep is not None and Path(plan.keep).exists():
-        raise ValueError(f"{plan.keep} exists; name a folder that does not")
-    for pattern in plan.only:
-        if not any(
-            _chosen((pattern,), one) for known in ARCHITECTURES.values() for one in probes(known)
-        ):
-            raise ValueError(
-                f"no probe is named like {pattern!r}; names are such as wgmma.k32.e4m3.e4m3.f32, "
-                "tcgen05.mxf4nvf4.e2m1.e2m1.f32.block16.ue4m3, cvt.rn.satfinite.e4m3x2.f32, ex2.approx.ftz.f32"
-            )
-    if plan.compile_only and (plan.only or plan.exhaustive):
-        raise ValueError("compile_only compiles all programs; leave out only and exhaustive")
+    check(plan)
     compiler = find_compiler(plan.nvcc)
-    with _workspace(plan.keep) as folder:
-        write_sources(folder / "sources")
-        if plan.compile_only:
-            return _compile_only(plan, compiler, folder / "sources", asked, progress)
+    if plan.compile_only:
+        with _workspace(plan.keep) as folder:
+            return _compile_only(plan, compiler, folder / "sources", progress)
+    # In a folder of its own: without a GPU none is kept.
+    with _workspace(None) as folder:
         device = describe_device(compiler, folder / "sources")
-        return _run(plan, compiler, folder, device, asked, progress)
+    return _run(plan, compiler, device, progress)
 
 
 @contextlib.contextmanager
-def _workspace(keep: str | None) -> Iterator[Path]:
-    if keep is not None:
-        folder = Path(keep)
-        folder.mkdir()
-        yield folder
+def _workspace(keep: str | os.PathLike[str] | None) -> Iterator[Path]:
+    """A new folder with the sources in it. One to keep is removed if the work in it does not come to an end."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="flamia-probe-") as name:
+            folder = Path(name).resolve()
+            write_sources(folder / "sources")
+            yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="flamia-probe-") as name:
-        yield Path(name)
-
-
-def _chosen(only: Sequence[str], one: Probe) -> bool:
-    return not only or any(p in one.name or fnmatchcase(one.name, p) for p in only)
+    folder = Path(keep).resolve()
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise ValueError(f"cannot make {os.fspath(keep)}: {error.strerror or error}") from error
+    try:
+        write_sources(folder / "sources")
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _run(
     plan: Plan,
     compiler: Compiler,
-    folder: Path,
     device: Device,
-    asked: Architecture | None,
     progress: Progress | None,
 ) -> ProbeReport:
     here = of_capability(device.capability)
-    architecture = asked or here
+    architecture = here if plan.architecture is None else ARCHITECTURES[plan.architecture]
     if architecture is None:
         known = ", ".join(one.capability for one in ARCHITECTURES.values())
         raise ValueError(
             f"{device.name} has compute capability {device.capability}; there are probes for {known}"
         )
-    chosen = [one for one in probes(architecture) if _chosen(plan.only, one)]
+    named = chosen(architecture, plan.only)
+    if not named:
+        raise ValueError(none_chosen(architecture, plan.only))
     reason = f"this device is {device.name}, compute capability {device.capability}"
     report = ProbeReport(
         device=device.name,
@@ -142,16 +111,28 @@ def _run(
         version=__version__,
     )
     if architecture is not here:
-        return replace(report, outcomes=_not_run(chosen, f"not {architecture.name}: {reason}"))
+        return replace(report, outcomes=_not_run(named, f"not {architecture.name}: {reason}"))
     if compiler.release < architecture.nvcc:
-        return replace(report, outcomes=_not_run(chosen, _too_old(compiler, architecture)))
-    needed = [name for name in programs(architecture) if any(one.program == name for one in chosen)]
-    compiled = _compile(compiler, folder / "sources", needed, architecture)
+        return replace(report, outcomes=_not_run(named, _too_old(compiler, architecture)))
+    with _workspace(plan.keep) as folder:
+        outcomes = _run_all(plan, compiler, folder, architecture, named, progress)
+    return replace(report, outcomes=tuple(outcomes))
+
+
+def _run_all(
+    plan: Plan,
+    compiler: Compiler,
+    folder: Path,
+    architecture: Architecture,
+    named: Sequence[Probe],
+    progress: Progress | None,
+) -> list[Outcome]:
+    compiled = _compile(compiler, folder / "sources", programs_of(named), architecture)
     runner = _Runner(folder)
     outcomes = []
-    for done, one in enumerate(chosen):
+    for done, one in enumerate(named):
         if progress is not None:
-            progress(done, len(chosen), one.name)
+            progress(done, len(named), one.name)
         program = compiled[one.program]
         if isinstance(program, ProgramFailed):
             outcomes.append(_failed(one, program))
@@ -160,7 +141,7 @@ def _run(
             outcomes.append(_outcome(plan, architecture, one, runner.of(program)))
         except ProgramFailed as error:
             outcomes.append(_failed(one, error))
-    return replace(report, outcomes=tuple(outcomes))
+    return outcomes
 
 
 class _Runner:
@@ -180,7 +161,7 @@ class _Runner:
             try:
                 return run_program(program, inputs, folder)
             finally:
-                folder.rmdir()
+                shutil.rmtree(folder, ignore_errors=True)
 
         return run
 
@@ -223,21 +204,19 @@ def _compile_only(
     plan: Plan,
     compiler: Compiler,
     sources: Path,
-    asked: Architecture | None,
     progress: Progress | None,
 ) -> ProbeReport:
-    wanted = list(ARCHITECTURES.values()) if asked is None else [asked]
+    wanted = matching(plan.architecture, plan.only)
     outcomes: list[Outcome] = []
-    for done, architecture in enumerate(wanted):
+    for done, (architecture, named) in enumerate(wanted.items()):
         if progress is not None:
             progress(done, len(wanted), architecture.name)
+        needed = programs_of(named)
         if compiler.release < architecture.nvcc:
             reason = _too_old(compiler, architecture)
-            outcomes += _programs(architecture, Status.NOT_RUN, programs(architecture), reason)
+            outcomes += _programs(architecture, Status.NOT_RUN, needed, reason)
             continue
-        for name, found in _compile(
-            compiler, sources, programs(architecture), architecture
-        ).items():
+        for name, found in _compile(compiler, sources, needed, architecture).items():
             if isinstance(found, ProgramFailed):
                 outcomes += _programs(architecture, Status.FAILED, [name], str(found))
             else:

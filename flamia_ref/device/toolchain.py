@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -17,6 +19,9 @@ from flamia_ref.device.architectures import Architecture
 
 _NO_DEVICE = 3  # the exit status of a program that finds no device, or has no kernel for its input
 _COMPILE_SECONDS, _RUN_SECONDS = 600, 600
+# An absolute path of two parts or more, and its last part.
+_PART = r"[^\s/:;,'\"()<>\[\]]"
+_PATH = re.compile(rf"(?<![\w.])(?:/{_PART}+)+/({_PART}+)")
 
 
 class ProgramFailed(ValueError):
@@ -46,34 +51,46 @@ class Device:
     runtime_cuda: str
 
 
-def find_compiler(given: str | None = None) -> Compiler:
-    """The nvcc to use: `given`, or the one on PATH, or that of an installation in its usual place.
+def find_compiler(given: str | os.PathLike[str] | None = None) -> Compiler:
+    """The nvcc to use: `given`, or the one on PATH, or in CUDA_HOME or CUDA_PATH, or else in /usr/local/cuda.
 
-    Raises ValueError where there is none, or where it does not say its release.
+    Raises ValueError where there is none, where such a variable leads to none, and where it does not say its
+    release.
     """
     path = _compiler_path(given)
     try:
         told = _run([path, "--version"], 60, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        raise ValueError(f"{path} does not run: {line(str(error))}") from error
+        raise ValueError(f"{path} does not run: {_why(error)}") from error
     release = re.search(r"release (\d+)\.(\d+)", told)
     if release is None:
         raise ValueError(f"{path} --version names no CUDA release; is it nvcc?")
     return Compiler(path=path, release=(int(release[1]), int(release[2])))
 
 
-def _compiler_path(given: str | None) -> str:
+def _compiler_path(given: str | os.PathLike[str] | None) -> str:
     if given is not None:
         found = shutil.which(given)
         if found is None:
-            raise ValueError(f"{shown(given)} is no program; name an nvcc")
+            raise ValueError(f"{shown(os.fspath(given))} is no program; name an nvcc")
+        return os.fspath(found)
+    found = shutil.which("nvcc")
+    if found is not None:
         return found
-    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
-    folders = [Path(home) for home in homes if home] + [Path("/usr/local/cuda")]
-    for place in ("nvcc", *(str(folder / "bin" / "nvcc") for folder in folders)):
-        found = shutil.which(place)
-        if found is not None:
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        home = os.environ.get(name)
+        if home:
+            found = shutil.which(str(Path(home) / "bin" / "nvcc"))
+            if found is None:
+                # Whoever sets it means that installation, not whichever else there may be.
+                raise ValueError(
+                    f"{name} is {shown(home)}, in which there is no bin/nvcc; "
+                    "correct it, unset it, or name an nvcc with --nvcc"
+                )
             return found
+    found = shutil.which("/usr/local/cuda/bin/nvcc")
+    if found is not None:
+        return found
     raise ValueError(
         "nvcc was not found on PATH, in CUDA_HOME, or in /usr/local/cuda; install the CUDA toolkit "
         "(12.0 for sm_90a, 12.8 for Blackwell), or name its nvcc with --nvcc"
@@ -108,13 +125,12 @@ def compile_program(
     try:
         run = _run(command, _COMPILE_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
-        raise ProgramFailed(f"nvcc could not compile {name}.cu: {line(str(error))}") from error
+        raise ProgramFailed(f"nvcc could not compile {name}.cu: {_why(error)}") from error
     if run.returncode:
-        # What it says goes into the report, which names nothing of this machine's folders.
-        said = _first_error(run).replace(f"{folder}/", "")
+        said = _said(_first_error(run), run.returncode, folder)
         raise ProgramFailed(f"nvcc {compiler.version} refuses {name}.cu: {said}")
     if not output.is_file():
-        raise ProgramFailed(f"{compiler.path} wrote no program for {name}.cu; is it nvcc?")
+        raise ProgramFailed(f"the compiler wrote no program for {name}.cu; is it nvcc?")
     return output
 
 
@@ -135,7 +151,26 @@ def _run(
 def _first_error(run: subprocess.CompletedProcess[str]) -> str:
     said = [one for one in (run.stderr + run.stdout).splitlines() if one.strip()]
     errors = [one for one in said if re.search(r"error|fatal", one, re.IGNORECASE)]
-    return line((errors or said or [f"exit status {run.returncode}"])[0])
+    return (errors or said or [""])[0]
+
+
+def _said(text: str, status: int, *folders: Path) -> str:
+    """What a compiler or program said, as one line for the report, which names no folder of this machine.
+
+    `folders` are ours, whose names may have spaces; of any other absolute path the last part stays.
+    """
+    for folder in folders:
+        text = text.replace(f"{folder}/", "")
+    return line(_PATH.sub(r"\1", text)) or f"exit status {status}"
+
+
+def _why(error: OSError | subprocess.SubprocessError) -> str:
+    """Why a command did not run, without the command, whose paths are no part of a report."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"it took more than {error.timeout:g} s"
+    if isinstance(error, subprocess.CalledProcessError):
+        return f"exit status {error.returncode}"
+    return line(getattr(error, "strerror", None) or type(error).__name__)
 
 
 def describe_device(compiler: Compiler, folder: Path) -> Device:
@@ -144,22 +179,23 @@ def describe_device(compiler: Compiler, folder: Path) -> Device:
     Raises ValueError where there is none.
     """
     program = compile_program(compiler, folder, "describe", None)
+    what = "the program that looks for a GPU"
     try:
         run = _run([program], _RUN_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
-        raise ProgramFailed(
-            f"the program that looks for a GPU failed: {line(str(error))}"
-        ) from error
+        raise ProgramFailed(f"{what} failed: {_why(error)}") from error
+    said = _said(run.stderr, run.returncode, folder)
     if run.returncode == _NO_DEVICE:
-        raise ValueError(f"no GPU to probe ({line(run.stderr)}); --compile-only needs none")
+        raise ValueError(f"no GPU to probe ({said}); --compile-only needs none")
     if run.returncode:
-        raise ProgramFailed(f"the program that looks for a GPU failed: {line(run.stderr)}")
+        raise ProgramFailed(f"{what} failed: {said}")
     try:
-        return Device(**json.loads(run.stdout))
-    except (ValueError, TypeError) as error:
-        raise ProgramFailed(
-            f"the program that looks for a GPU wrote {shown(run.stdout)}, not a description"
-        ) from error
+        device = Device(**json.loads(run.stdout))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ProgramFailed(f"{what} wrote {shown(run.stdout)}, not a description") from error
+    if not all(isinstance(value, str) for value in dataclasses.astuple(device)):
+        raise ProgramFailed(f"{what} wrote {shown(run.stdout)}, not a description")
+    return device
 
 
 def run_program(program: Path, inputs: Sequence[bytes], folder: Path) -> list[bytes]:
@@ -171,19 +207,20 @@ def run_program(program: Path, inputs: Sequence[bytes], folder: Path) -> list[by
     try:
         for at, data in enumerate(inputs):
             pair = (folder / f"{at}.in", folder / f"{at}.out")
-            pair[0].write_bytes(data)
             names += pair
-        try:
-            run = _run([program, *names], _RUN_SECONDS)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise ProgramFailed(f"{program.name} failed: {line(str(error))}") from error
+            pair[0].write_bytes(data)
+        run = _run([program, *names], _RUN_SECONDS)
         if run.returncode:
-            said = line(run.stderr) or f"exit status {run.returncode}"
+            said = _said(run.stderr, run.returncode, folder, program.parent)
             raise ProgramFailed(f"{program.name} failed: {said}")
         missing = [name.name for name in names[1::2] if not name.is_file()]
         if missing:
             raise ProgramFailed(f"{program.name} ended well and wrote no {missing[0]}")
         return [name.read_bytes() for name in names[1::2]]
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ProgramFailed(f"{program.name} failed: {_why(error)}") from error
     finally:
         for name in names:
-            name.unlink(missing_ok=True)
+            # A program may have made a folder of that name; what stays goes with the run's own folder.
+            with contextlib.suppress(OSError):
+                name.unlink(missing_ok=True)

@@ -125,6 +125,8 @@ def probe_special(
 
 
 def _words(data: bytes) -> Words:
+    if len(data) % 4:
+        raise ProgramFailed(f"a program wrote {len(data)} bytes of results; they are words of 4")
     return np.frombuffer(data, dtype="<u4").astype(np.uint32, copy=False)
 
 
@@ -159,6 +161,8 @@ def _compared_runs(name: str, label: str, found: Words, model: Model) -> Outcome
     Between the ends the model cannot differ where it does not at them: its codes go one way as magnitudes grow, over
     numbers and over NaNs; the places between those are looked at besides.
     """
+    if found.size < 3 or found.size % 2 == 0:
+        raise ProgramFailed(f"the program of {name} gave {found.size} words, not a count and pairs")
     total, pairs = int(found[0]), found[1:].reshape(-1, 2)
     pairs = pairs[np.argsort(pairs[:, 0])]
     starts, codes = pairs[:, 0], pairs[:, 1]
@@ -170,6 +174,8 @@ def _compared_runs(name: str, label: str, found: Words, model: Model) -> Outcome
                 f"{name} changes its result {total} times, more than can be recorded"
             )
         return outcome
+    if starts[0]:
+        raise ProgramFailed(f"the program of {name} says nothing of inputs below {starts[0]:#x}")
     ends = np.append(starts[1:], np.uint32(0)) - np.uint32(1)
     edges = np.array([x + d for x in _EDGES for d in (-1, 0)], dtype=np.uint32)
     at_edges = codes[np.searchsorted(starts, edges, side="right") - 1]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from flamia_ref.device import Plan
 from flamia_ref.device.architectures import ARCHITECTURES
 from flamia_ref.device.probes import probes
-from flamia_ref.device.probing import Plan
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "device-probe.md").read_text(encoding="utf-8")

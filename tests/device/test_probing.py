@@ -21,7 +21,9 @@ ONE = ("mma.k4.tf32.tf32.f32",)
 
 def run(tmp_path: Path, plan: dict[str, Any] | None = None, **nvcc: Any) -> ProbeReport:
     compiler = programs.write_nvcc(tmp_path, **nvcc)
-    chosen = {"only": ONE, "rows": 1, "nvcc": str(compiler)} | (plan or {})
+    chosen: dict[str, Any] = {"only": ONE, "nvcc": str(compiler)} | (plan or {})
+    if not chosen.get("compile_only"):
+        chosen = {"rows": 1} | chosen
     return probe(Plan(**chosen))
 
 
@@ -129,6 +131,119 @@ def test_sources_and_programs_are_kept_and_nothing_is_overwritten(tmp_path: Path
         run(tmp_path, plan)
 
 
+def test_nothing_is_kept_where_nothing_can_be_run(tmp_path: Path) -> None:
+    plan = {"keep": str(tmp_path / "kept")}
+    with pytest.raises(ValueError, match="no GPU to probe"):
+        run(tmp_path, plan, capability=None)
+    assert not (tmp_path / "kept").exists()
+    assert run(tmp_path, plan, release="11.9").exit_code == 2
+    assert not (tmp_path / "kept").exists()
+    assert run(tmp_path, plan).exit_code == 0
+    assert (tmp_path / "kept" / "sources" / "mma-sm_90a").is_file()
+
+
+def test_nothing_is_kept_of_a_run_that_is_interrupted(tmp_path: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    keep = tmp_path / "kept"
+    plan = Plan(only=ONE, rows=1, nvcc=programs.write_nvcc(tmp_path), keep=keep)
+    with pytest.raises(KeyboardInterrupt):
+        probe(plan, interrupt)
+    assert not keep.exists()
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        ("", "keep is an empty name; name a folder"),
+        ("a/b/c", "cannot make .*a/b/c: there is no folder .*a/b"),
+        ("dangling", "dangling exists; name a folder that does not"),
+        ("nvcc/x", "cannot make .*nvcc/x: there is no folder .*nvcc"),
+        ("x" * 300, "cannot make x*: File name too long"),
+    ],
+)
+def test_a_folder_that_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dangling").symlink_to("nowhere")
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path, {"keep": keep})
+
+
+def test_a_report_names_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sp ace").mkdir()
+    monkeypatch.chdir(tmp_path)
+    crash = (
+        "sys.exit('cannot read ' + sys.argv[1] + ', ' + __file__"
+        " + '(3): see /opt/me/include/x.h, /tmp/tmpxft_1/mma.ptx; 1/2, /dev')"
+    )
+    report = run(tmp_path, {"keep": "sp ace/kept"}, crash=crash)
+    said = report.outcomes[0].reason
+    assert said == (
+        "mma-sm_90a failed: cannot read 0.in, mma-sm_90a(3): see x.h, mma.ptx; 1/2, /dev"
+    )
+    for part in ("sp ace", "kept", str(tmp_path), "tmpxft"):
+        assert part not in report.to_json()
+
+
+def test_a_program_that_writes_no_result_fails_its_probes_alone(tmp_path: Path) -> None:
+    crash = "if 'mma' in sys.argv[0]: sys.exit(0)"
+    report = run(tmp_path, {"only": (*ONE, "cvt.rn.satfinite.e4m3")}, crash=crash)
+    assert [one.status for one in report.outcomes] == [Status.CONFIRMED, Status.FAILED]
+    assert report.outcomes[1].reason == "mma-sm_90a ended well and wrote no 0.out"
+
+
+def test_a_program_that_leaves_things_behind(tmp_path: Path) -> None:
+    crash = "import os\nfor name in sys.argv[2::2]: os.makedirs(name + '/x')\nsys.exit(0)"
+    report = run(tmp_path, crash=crash)
+    assert "wrote no 0.out" in report.outcomes[0].reason
+
+
+def test_names_that_no_probe_of_the_device_has(tmp_path: Path) -> None:
+    message = r"no probe of sm_90a is named like 'tcgen05'; .* --list --arch sm_90a"
+    for plan in ({}, {"architecture": "sm_90a"}, {"architecture": "sm_90a", "compile_only": True}):
+        with pytest.raises(ValueError, match=message):
+            run(tmp_path, {"only": ("tcgen05",)} | plan)
+
+
+def test_compiling_what_some_probes_need(tmp_path: Path) -> None:
+    report = run(tmp_path, {"only": ("tcgen05", "wgmma"), "compile_only": True})
+    assert [one.probe for one in report.outcomes] == [
+        "wgmma.cu for sm_90a",
+        "tcgen05.cu for sm_100a",
+        "tcgen05.cu for sm_103a",
+    ]
+
+
+@pytest.mark.parametrize("given", [{"rows": 1}, {"seed": 1}, {"exhaustive": True}])
+def test_compiling_only_refuses_what_is_for_runs(tmp_path: Path, given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"runs nothing, so {next(iter(given))} means nothing"):
+        run(tmp_path, {"compile_only": True} | given)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"rows": "x"}, "rows is 'x'; it must be an int, 1 to 100000000"),
+        ({"rows": None}, "rows is None"),
+        ({"rows": 1.5}, "rows is 1.5"),
+        ({"rows": True}, "rows is True"),
+        ({"seed": None}, "seed is None; it must be an int, 0 or more"),
+        ({"only": "wgmma"}, r"only is 'wgmma'; give a tuple of names, such as \('wgmma',\)"),
+        ({"only": None}, "only is None"),
+        ({"only": (5,)}, "only holds 5; give names as text"),
+        ({"keep": 5}, "keep is 5; give the name of a folder"),
+        ({"nvcc": 5}, "nvcc is 5; give the path of a program"),
+        ({"exhaustive": "no"}, "exhaustive is 'no'; it must be True or False"),
+    ],
+)
+def test_a_plan_of_other_types(tmp_path: Path, plan: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        run(tmp_path, plan)
+
+
 def test_compiling_needs_no_gpu(tmp_path: Path) -> None:
     plan = {"only": (), "compile_only": True}
     report = run(tmp_path, plan, capability=None, release="12.8")
@@ -150,8 +265,10 @@ def test_compiling_needs_no_gpu(tmp_path: Path) -> None:
     ("plan", "message"),
     [
         ({"architecture": "sm_90"}, "unknown architecture 'sm_90'; did you mean 'sm_90a'"),
-        ({"only": ("wgma",)}, "no probe is named like 'wgma'"),
-        ({"rows": 0}, "rows is 0; it must be 1 or more"),
+        ({"only": ("wgma",)}, "no probe is named like 'wgma'; .* --list names them all"),
+        ({"only": ("",)}, "only holds an empty name"),
+        ({"rows": 0}, "rows is 0; it must be 1 to 100000000"),
+        ({"rows": 10**8 + 1}, "rows is 100000001; it must be 1 to 100000000"),
         ({"seed": -1}, "seed is -1; it must be 0 or more"),
         ({"nvcc": "no-such-nvcc"}, "'no-such-nvcc' is no program"),
     ],
@@ -163,6 +280,8 @@ def test_a_plan_that_cannot_be_run(tmp_path: Path, plan: dict[str, Any], message
 
 def test_no_nvcc_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ValueError, match=r"nvcc was not found on PATH.*--nvcc"):
         probe(Plan())
@@ -174,6 +293,21 @@ def test_nvcc_in_cuda_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PATH", os.devnull)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     assert toolchain.find_compiler().release == (12, 9)
+
+
+@pytest.mark.parametrize("name", ["CUDA_HOME", "CUDA_PATH"])
+def test_a_cuda_home_without_nvcc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setenv(name, "/no/such/folder")
+    # Not any other installation: the one that was meant.
+    with pytest.raises(
+        ValueError, match=f"{name} is '/no/such/folder', in which there is no bin/nvcc"
+    ):
+        toolchain.find_compiler()
+    assert toolchain.find_compiler(programs.write_nvcc(tmp_path)).release == (13, 0)
 
 
 def test_what_is_no_nvcc(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from flamia_ref.device import toolchain
 from flamia_ref.device.architectures import ARCHITECTURES
-from flamia_ref.device.probing import Plan, probe
 from flamia_ref.device.toolchain import (
     Compiler,
     ProgramFailed,
     compile_program,
     describe_device,
+    find_compiler,
     run_program,
 )
 
@@ -48,7 +49,17 @@ def test_a_compiler_that_writes_nothing(tmp_path: Path) -> None:
         compile_program(nvcc(tmp_path, "exit 0\n"), tmp_path, "convert", ARCH)
 
 
-@pytest.mark.parametrize("said", ["rubbish", "{}", '{"name": "x"}', ""])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "rubbish",
+        "{}",
+        "null",
+        '{"name": "x"}',
+        "",
+        '{"name": "x", "capability": 9.0, "driver_cuda": "13.0", "runtime_cuda": "13.0"}',
+    ],
+)
 def test_a_description_that_is_none(tmp_path: Path, said: str) -> None:
     made = f'printf \'#!/bin/sh\\necho %s\\n\' "\'{said}\'" > "$out"; chmod +x "$out"\n'
     with pytest.raises(ProgramFailed, match="not a description"):
@@ -61,6 +72,20 @@ def test_a_program_that_writes_no_file(tmp_path: Path) -> None:
         run_program(program, [b"1234"], tmp_path)
 
 
-def test_compiling_only_takes_no_choice() -> None:
-    with pytest.raises(ValueError, match="leave out only"):
-        probe(Plan(compile_only=True, only=("wgmma",)))
+def test_a_compiler_that_is_no_program(tmp_path: Path) -> None:
+    (tmp_path / "nvcc").write_bytes(b"\x7fELF rubbish")
+    (tmp_path / "nvcc").chmod(0o755)
+    with pytest.raises(ValueError, match=r"nvcc does not run: Exec format error$"):
+        find_compiler(tmp_path / "nvcc")
+
+
+def test_a_compiler_that_writes_bytes(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="names no CUDA release; is it nvcc"):
+        find_compiler(script(tmp_path / "nvcc", r"printf '\\377\\376\\200'" + "\n"))
+
+
+def test_a_command_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "_COMPILE_SECONDS", 0.2)
+    with pytest.raises(ProgramFailed) as caught:
+        compile_program(nvcc(tmp_path, "exec sleep 9\n"), tmp_path, "convert", ARCH)
+    assert str(caught.value) == "nvcc could not compile convert.cu: it took more than 0.2 s"

@@ -122,3 +122,19 @@ def test_a_program_that_gives_too_few_results_failed() -> None:
     probe = conversion(STOCHASTIC[0])
     with pytest.raises(ProgramFailed, match="gave 1 results for 5 inputs"):
         probe_conversion(probe, lambda files: [np.zeros(1, "<u4").tobytes()], rows=5, seed=0)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"abc", struct.pack("<I", 0), struct.pack("<4I", 1, 0, 0, 1)]
+)
+def test_results_that_are_no_runs_failed(data: bytes) -> None:
+    with pytest.raises(ProgramFailed, match=r"not a count and pairs|words of 4"):
+        probe_conversion(conversion(RECORDED[0]), lambda files: [data], rows=1, seed=0)
+
+
+def test_runs_that_leave_out_the_first_inputs_failed() -> None:
+    (data,) = programs.runner("convert", "sm_100a")([value_probing.request(9, 2, 0, 0)])
+    (count,) = struct.unpack("<I", data[:4])
+    data = struct.pack("<I", count - 1) + data[12:]
+    with pytest.raises(ProgramFailed, match="says nothing of inputs below 0x"):
+        probe_conversion(conversion(RECORDED[0]), lambda files: [data], rows=1, seed=0)
