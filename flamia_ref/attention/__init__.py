@@ -10,11 +10,15 @@ if TYPE_CHECKING:
     from flamia_ref.attention.backward_pass import backward as backward
     from flamia_ref.attention.differentiable import attention as attention
     from flamia_ref.attention.forward_pass import forward as forward
+    from flamia_ref.attention.knobs import Gradient as Gradient
+    from flamia_ref.attention.knobs import Schedule as Schedule
+    from flamia_ref.attention.knobs import Softmax as Softmax
+    from flamia_ref.attention.knobs import Tiles as Tiles
+    from flamia_ref.attention.knobs import Softmax as Softmax
     from flamia_ref.attention.product import Operand as Operand
     from flamia_ref.attention.product import Product as Product
     from flamia_ref.attention.product import Use as Use
     from flamia_ref.attention.recipe import Recipe as Recipe
-    from flamia_ref.attention.recipe import Softmax as Softmax
     from flamia_ref.attention.recipes import RECIPES as RECIPES
     from flamia_ref.attention.results import Backward as Backward
     from flamia_ref.attention.results import Forward as Forward
@@ -30,7 +34,8 @@ else:
             "differentiable": ["attention"],
             "forward_pass": ["forward"],
             "product": ["Operand", "Product", "Use"],
-            "recipe": ["Recipe", "Softmax"],
+            "knobs": ["Gradient", "Schedule", "Softmax", "Tiles"],
+            "recipe": ["Recipe"],
             "recipes": ["RECIPES"],
             "results": ["Backward", "Forward"],
             "stages": ["backward_stages", "forward_stages"],

@@ -15,7 +15,8 @@ from flamia_ref.arithmetic import reductions, special
 from flamia_ref.arithmetic.reductions import REDUCTIONS, Reduction
 from flamia_ref.attention import sides, softmax
 from flamia_ref.attention.forward_tile import pairs_visible
-from flamia_ref.attention.recipe import DeltaSum, Recipe
+from flamia_ref.attention.knobs import DeltaSum
+from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.sides import Rows
 
 _HEADS = Reduction(begins="term")

@@ -47,6 +47,12 @@ def typed(kind: Any, value: Any, path: str) -> Any:
         if value in arguments and isinstance(value, str):
             return value
         raise ValueError(f"{path} is {shown(value)}; allowed: {', '.join(map(repr, arguments))}")
+    if origin is tuple and arguments[-1] is Ellipsis:
+        if not isinstance(value, list):
+            raise ValueError(f"{path} is {shown(value)}; it must be a list")
+        return tuple(
+            typed(arguments[0], entry, f"{path}[{index}]") for index, entry in enumerate(value)
+        )
     if origin is tuple:
         if not isinstance(value, list) or len(value) != len(arguments):
             raise ValueError(f"{path} is {shown(value)}; it must be a list of {len(arguments)}")

@@ -16,7 +16,8 @@ import numpy as np
 from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref._errors import InputRounded, shown, unknown_name
-from flamia_ref.attention.recipe import Recipe, ScoreFactor
+from flamia_ref.attention.knobs import ScoreFactor
+from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.recipes import RECIPES
 from flamia_ref.formats import BF16, Overflow, encode_bits
 from flamia_ref.packing import Documents

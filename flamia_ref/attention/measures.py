@@ -17,9 +17,10 @@ from flamia_ref.attention import inputs, softmax
 from flamia_ref.attention.backward_pass import backward
 from flamia_ref.attention.copies import INPUT_USES, copy_names
 from flamia_ref.attention.forward_pass import forward
+from flamia_ref.attention.knobs import DeltaSum
 from flamia_ref.attention.parts import Mask, Values, parts
 from flamia_ref.attention.product import Use
-from flamia_ref.attention.recipe import DeltaSum, Recipe
+from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.results import Backward, Forward
 from flamia_ref.attention.samples import Sample
 from flamia_ref.attention.stages import backward_stages, forward_stages, pair_names

@@ -36,6 +36,8 @@ class Scope(StrEnum):
     """The values of the block that it scales."""
     TOKEN = "token"
     """All channels of one token and head."""
+    PREVIOUS_BLOCK = "previous_block"
+    """The values of the block of tokens before it in the document; `static_scale` in a document's first block."""
     STATIC = "static"
     """Nothing: one constant, `static_scale`."""
     UNIT = "unit"
@@ -61,6 +63,8 @@ class TileOrder(StrEnum):
     DESCENDING = "descending"
     DESCENDING_WHERE_CAUSAL = "descending_where_causal"
     """Descending with a causal mask, ascending without."""
+    SHIFTED = "shifted"
+    """From the tile of the same index on and round: descending along keys, ascending along queries."""
 
 
 class Accumulation(StrEnum):
@@ -69,7 +73,7 @@ class Accumulation(StrEnum):
     CHAINED = "chained"
     """One chain of the instruction over all tiles."""
     FLOAT32_PARTIALS = "float32_partials"
-    """A chain from +0 for each tile, or each aligned pair of tiles from head_dim 128 on; float32 adds them."""
+    """A chain from +0 for each tile, in dQ for each aligned pair of tiles from head_dim 128 on; float32 adds them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,8 +85,10 @@ class Operand(Data):
         block: the scale block as (rows, columns) of the matrix the scales are taken from, "all" for a whole extent; one
             of the preset's. None is the preset's own, and right for an operand without a preset.
         scope: where the scale comes from.
-        static_scale: the e8m0 code of a static scale.
+        static_scale: the e8m0 code of a static scale, or of the first block's with scope "previous_block".
         same_codes_as: the use whose codes these are; nothing is quantized a second time.
+        promoted_from: the use whose values these are, in this operand's element and with this operand's scale; nothing
+            is quantized from the input a second time.
         scale_folded_into: the use whose values take this operand's scale before they are quantized; the product then
             sees this operand with unit scales.
         guard: what the use does in guarded blocks.
@@ -93,6 +99,7 @@ class Operand(Data):
     scope: Scope = Scope.BLOCK
     static_scale: int | None = None
     same_codes_as: Use | None = None
+    promoted_from: Use | None = None
     scale_folded_into: Use | None = None
     guard: Guard = Guard.NONE
 
@@ -107,13 +114,17 @@ class Operand(Data):
                 f"{self.format} has no scales; leave the block out, it is {shown(self.block)}"
             )
         scaled = self.format in PRESETS
-        if scaled != (self.scope in (Scope.BLOCK, Scope.TOKEN)):
-            allowed = "block or token" if scaled else "static or unit"
+        if scaled != (self.scope in (Scope.BLOCK, Scope.TOKEN, Scope.PREVIOUS_BLOCK)):
+            allowed = "block, token or previous_block" if scaled else "static or unit"
             raise ValueError(f"{self.format} has scope {self.scope.value!r}; allowed: {allowed}")
-        if (self.scope is Scope.STATIC) != (self.static_scale is not None):
+        if (self.scope in (Scope.STATIC, Scope.PREVIOUS_BLOCK)) != (self.static_scale is not None):
             raise ValueError(
                 f"static_scale is {shown(self.static_scale)} with scope {self.scope.value!r}; give an e8m0 code"
-                " with scope 'static', and only there"
+                " with scope 'static' or 'previous_block', and only there"
+            )
+        if self.same_codes_as is not None and self.promoted_from is not None:
+            raise ValueError(
+                f"an operand has the codes of {self.same_codes_as} and is promoted from {self.promoted_from}; give one"
             )
         if self.static_scale is not None and not 0 <= self.static_scale <= 254:
             raise ValueError(f"static_scale is {self.static_scale}; allowed: 0 to 254")
@@ -128,7 +139,8 @@ class Product(Data):
         instruction: a name in `flamia_ref.arithmetic.INSTRUCTIONS`.
         guard_instruction: the instruction of guarded blocks, where an operand is guarded.
         tile_order: the order of the tiles along the contraction.
-        accumulation: how they come together.
+        k_order: the order of the instruction's steps along channels, or along the tokens of one tile.
+        accumulation: how tiles come together.
     """
 
     left: Operand
@@ -136,6 +148,7 @@ class Product(Data):
     instruction: str
     guard_instruction: str | None = None
     tile_order: TileOrder = TileOrder.ASCENDING
+    k_order: Literal["ascending", "descending"] = "ascending"
     accumulation: Accumulation = Accumulation.CHAINED
 
     def __post_init__(self) -> None:

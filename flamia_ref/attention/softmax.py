@@ -13,7 +13,7 @@ from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
 from flamia_ref.arithmetic import reductions, special
 from flamia_ref.arithmetic.reductions import REDUCTIONS
-from flamia_ref.attention.recipe import Softmax
+from flamia_ref.attention.knobs import Softmax
 
 NEGATIVE_INFINITY = _float32.INFINITY | _float32.SIGN
 LOWEST = np.uint32(0xFF7FFFFF)  # -3.4028235e38, which stands for a masked score

@@ -9,7 +9,7 @@ from typing import Any
 from flamia_ref.arithmetic import INSTRUCTIONS
 from flamia_ref.arithmetic.special import SPECIAL_MODELS
 from flamia_ref.attention import Recipe, Use
-from flamia_ref.attention.recipe import EmulatedColumns
+from flamia_ref.attention.knobs import EmulatedColumns
 
 _FORMATS = (
     "bf16",

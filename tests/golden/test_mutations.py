@@ -17,8 +17,8 @@ from flamia_ref import attention, golden
 from flamia_ref._errors import Registry
 from flamia_ref.arithmetic import matmul
 from flamia_ref.attention import RECIPES, Recipe
+from flamia_ref.attention.knobs import DeltaSum
 from flamia_ref.attention.product import Guard
-from flamia_ref.attention.recipe import DeltaSum
 from flamia_ref.formats import dequantize, quantize
 from flamia_ref.golden import SUITES, making
 from flamia_ref.golden.cases import CaseSpec, Plant

@@ -41,8 +41,9 @@ Left to the compiler, and assumed here: that m c + lg2(l) is one fused multiply-
 step 9.
 """
 
+from flamia_ref.attention.knobs import DeltaSum, EmulatedColumns, Gradient, Softmax, Tiles
 from flamia_ref.attention.product import Accumulation, Operand, Product, Scope, TileOrder
-from flamia_ref.attention.recipe import DeltaSum, EmulatedColumns, Gradient, Recipe, Softmax, Tiles
+from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.recipes._sources import (
     F16,
     MUFU,

@@ -52,8 +52,9 @@ kernel has no select in step 9; its P is 0 there.
 
 from dataclasses import replace
 
+from flamia_ref.attention.knobs import DeltaSum, EmulatedColumns, Gradient, Softmax, Tiles
 from flamia_ref.attention.product import Operand, Product, Scope, Use
-from flamia_ref.attention.recipe import DeltaSum, EmulatedColumns, Gradient, Recipe, Softmax, Tiles
+from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.recipes._sources import (
     F16,
     MUFU,

@@ -36,8 +36,9 @@ dK; the P of dV likewise. Its later tokens reach earlier outputs, which is what 
 
 from dataclasses import replace
 
+from flamia_ref.attention.knobs import Gradient, Softmax, Tiles
 from flamia_ref.attention.product import Guard, Operand, Product, Scope, Use
-from flamia_ref.attention.recipe import Gradient, Recipe, Softmax, Tiles
+from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.recipes._sources import (
     F16,
     MUFU,

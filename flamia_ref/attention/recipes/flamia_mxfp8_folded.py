@@ -49,8 +49,9 @@ A NaN code of V reaches every row whose chain holds its block, so every row of i
 channel and the query heads of its key/value head. A NaN of K or Q reaches the pairs that see it.
 """
 
+from flamia_ref.attention.knobs import Gradient, Softmax
 from flamia_ref.attention.product import Operand, Product, Scope, Use
-from flamia_ref.attention.recipe import Gradient, Recipe, Softmax
+from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.recipes._sources import (
     MUFU,
     MX,
