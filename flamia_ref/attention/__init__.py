@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from flamia_ref.attention.knobs import Schedule as Schedule
     from flamia_ref.attention.knobs import Softmax as Softmax
     from flamia_ref.attention.knobs import Tiles as Tiles
-    from flamia_ref.attention.knobs import Softmax as Softmax
     from flamia_ref.attention.product import Operand as Operand
     from flamia_ref.attention.product import Product as Product
     from flamia_ref.attention.product import Use as Use

@@ -53,7 +53,7 @@ class Recipe(Data):
     softmax: Softmax
     gradient: Gradient
     steps: Mapping[str, Step] = field(hash=False)
-    tiles: Tiles = Tiles()
+    tiles: Tiles = field(default_factory=Tiles)
     guard_operands: Literal["inputs", "codes"] = "inputs"
     input: str = "bf16"
     output: str = "bf16"
