@@ -6,6 +6,7 @@ from flamia_ref._lazy import attach
 
 if TYPE_CHECKING:
     from flamia_ref.packing.documents import Documents as Documents
+    from flamia_ref.packing.mask import Mask as Mask
     from flamia_ref.packing.pairs import TilePairs as TilePairs
     from flamia_ref.packing.pairs import tile_pairs as tile_pairs
     from flamia_ref.packing.tiles import QueryTiles as QueryTiles
@@ -17,6 +18,7 @@ else:
         __name__,
         {
             "documents": ["Documents"],
+            "mask": ["Mask"],
             "pairs": ["TilePairs", "tile_pairs"],
             "tiles": ["QueryTiles", "guarded_blocks", "last_visible", "query_tiles"],
         },
