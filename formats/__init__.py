@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from flamia_ref.formats.presets import PRESETS as PRESETS
     from flamia_ref.formats.quantizer import BlockTensor as BlockTensor
     from flamia_ref.formats.quantizer import dequantize as dequantize
+    from flamia_ref.formats.quantizer import encode_blocks as encode_blocks
+    from flamia_ref.formats.quantizer import least_power as least_power
     from flamia_ref.formats.quantizer import quantize as quantize
     from flamia_ref.formats.quantizer import quantize_bits as quantize_bits
+    from flamia_ref.formats.quantizer import value_bits as value_bits
     from flamia_ref.formats.rounding import Overflow as Overflow
     from flamia_ref.formats.rounding import Rounding as Rounding
     from flamia_ref.formats.scalar import BF16 as BF16
@@ -48,7 +51,15 @@ else:
             "encoding": ["decode", "encode"],
             "layout": [],
             "presets": ["PRESETS"],
-            "quantizer": ["BlockTensor", "dequantize", "quantize", "quantize_bits"],
+            "quantizer": [
+                "BlockTensor",
+                "dequantize",
+                "encode_blocks",
+                "least_power",
+                "quantize",
+                "quantize_bits",
+                "value_bits",
+            ],
             "rounding": ["Overflow", "Rounding"],
             "scalar": [
                 "BF16",

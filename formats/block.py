@@ -16,10 +16,11 @@ Block = tuple[Extent, Extent]  # rows, columns
 
 
 class ScaleRule(StrEnum):
-    """The power of two X that scales a block, from its amax, by integers alone.
+    """The scale X of a block, from its amax.
 
-    emax and max are those of the element format; fl rounds to float32, to nearest even. The code of
-    X is clamped to 0..254.
+    emax and max are those of the element format; fl rounds to float32, to nearest even. Scales in
+    E8M0 are powers of two, found by integers alone, their code clamped to 0..254, and an element is
+    its value divided by X, rounded once. Scales in another format are NVFP4's.
     """
 
     #: X = 2^(floor(log2 amax) - emax). OCP Microscaling Formats (MX) v1.0 section 6.3.
@@ -32,6 +33,14 @@ class ScaleRule(StrEnum):
     RCEIL = "rceil"
     #: X = 2^ceil(log2(amax / max)), of the exact quotient. cuDNN front end, cvt_amax_to_e8m0_rp.
     EXACT_RCEIL = "exact_rceil"
+    #: X = fl(amax / max) in the scale format, to nearest even, beyond its largest value to that; an
+    #: element is fl(value / X) in the element format. NVFP4 without a scale of the whole tensor.
+    NVFP4_ONE_LEVEL = "nvfp4_one_level"
+
+    @property
+    def gives_powers(self) -> bool:
+        """Whether X is a power of two."""
+        return self is not ScaleRule.NVFP4_ONE_LEVEL
 
 
 class NanPolicy(StrEnum):
@@ -39,23 +48,23 @@ class NanPolicy(StrEnum):
 
     #: amax is over the other elements (fmax); the NaN element becomes the element format's NaN.
     IGNORE = "ignore"
-    #: The scale is NaN (255) and every element becomes the element format's NaN.
+    #: The scale is NaN and every element becomes the element format's NaN.
     NAN_BLOCK = "nan_block"
 
 
 class InfinityPolicy(StrEnum):
     """What an infinity does to its block."""
 
-    #: The scale is the largest power of two (254); the infinity saturates, as under `Overflow`.
+    #: The scale is the largest of its format; the infinity saturates, as under `Overflow`.
     SATURATE = "saturate"
-    #: The scale is NaN (255) and every element becomes the element format's NaN.
+    #: The scale is NaN and every element becomes the element format's NaN.
     NAN_BLOCK = "nan_block"
 
 
 class UnderflowPolicy(StrEnum):
-    """What becomes of the elements of a block whose scale code is 0, the smallest power."""
+    """What becomes of the elements of a block whose scale code is 0: the smallest power, or UE4M3's zero."""
 
-    #: They are scaled by it like any other.
+    #: They are divided by it like any other.
     KEEP = "keep"
     #: Numbers become zeros with their signs; a NaN stays NaN.
     FLUSH = "flush"
@@ -78,6 +87,9 @@ class BlockFormat:
         infinity: what an infinity does to its block.
         zero_scale: scale code of a block of zeros.
         underflow: what becomes of the elements of a block whose scale code is 0.
+        row_span: how many powers of two the scale of a block may lie below the one that the rule
+            gives to its whole row of blocks; it is raised to that, and a row whose own is NaN has
+            no other. None for scales that stand by themselves.
         source: where the rules are written.
         version: of the source.
         evidence: what the claim to equal the source rests on.
@@ -98,6 +110,7 @@ class BlockFormat:
     infinity: InfinityPolicy
     zero_scale: int = 0
     underflow: UnderflowPolicy = UnderflowPolicy.KEEP
+    row_span: int | None = None
     source: str
     version: str
     evidence: Evidence
@@ -109,10 +122,19 @@ class BlockFormat:
             if given not in list(choices):
                 raise unknown_name(field, given, choices)
             object.__setattr__(self, field, choices(given))  # a plain string becomes the member
-        if self.scale.specials is not Specials.POWER:
+        if self.rule.gives_powers != (self.scale.specials is Specials.POWER) or self.scale.signed:
+            fitting = (
+                "powers of two; its scale format is E8M0"
+                if self.rule.gives_powers
+                else "quotients; its scale format is an unsigned one with a mantissa, as UE4M3"
+            )
             raise ValueError(
-                f"{self.name}: rule {self.rule.value!r} gives powers of two; its scale format is"
-                f" E8M0, not {self.scale.name}"
+                f"{self.name}: rule {self.rule.value!r} gives {fitting}, not {self.scale.name}"
+            )
+        if self.row_span is not None and not (self.rule.gives_powers and 0 <= self.row_span <= 254):
+            raise ValueError(
+                f"{self.name}: row_span is {self.row_span}; allowed: 0 to 254 with a rule that gives"
+                " powers of two, or None"
             )
         if self.block not in self.blocks:
             raise ValueError(f"{self.name}: block {self.block} is not among its blocks")

@@ -11,7 +11,7 @@ from flamia_ref.formats.block import (
     ScaleRule,
     UnderflowPolicy,
 )
-from flamia_ref.formats.scalar import E4M3, E8M0
+from flamia_ref.formats.scalar import E2M1, E4M3, E8M0, UE4M3
 
 MX_BLOCKS: tuple[Block, ...] = ((1, 32), (32, 1), (32, 32), (1, ALL), (ALL, 1))
 
@@ -63,7 +63,46 @@ OCP_MX_FLOOR_E4M3 = BlockFormat(
     " leaves open: here a NaN block, and 2^-127 (torchao 36027d8 FLOOR does the same)",
 )
 
+FLAMIA_FP4_E8M0 = BlockFormat(
+    name="flamia-fp4-e8m0",
+    element=E2M1,
+    scale=E8M0,
+    rule=ScaleRule.RCEIL,
+    block=(1, 16),
+    blocks=((1, 16),),
+    nan=NanPolicy.NAN_BLOCK,
+    infinity=InfinityPolicy.SATURATE,
+    row_span=14,
+    source="our choice within arXiv:2611.03344, an abstract; a row is what e4m3 holds with one scale",
+    version="1",
+    evidence=Evidence.ASSUMED,
+)
+
+FLAMIA_FP4_UE4M3 = BlockFormat(
+    name="flamia-fp4-ue4m3",
+    element=E2M1,
+    scale=UE4M3,
+    rule=ScaleRule.NVFP4_ONE_LEVEL,
+    block=(1, 16),
+    blocks=((1, 16), (16, 1)),
+    nan=NanPolicy.NAN_BLOCK,
+    infinity=InfinityPolicy.SATURATE,
+    underflow=UnderflowPolicy.FLUSH,
+    source="our choice within arXiv:2611.03344, an abstract",
+    version="1",
+    evidence=Evidence.ASSUMED,
+)
+
 PRESETS = Registry(
     "preset",
-    [(preset.name, preset) for preset in (CUDNN_MX_E4M3, OCP_MX_FLOOR_E4M3, TE_MX_E4M3)],
+    [
+        (preset.name, preset)
+        for preset in (
+            CUDNN_MX_E4M3,
+            FLAMIA_FP4_E8M0,
+            FLAMIA_FP4_UE4M3,
+            OCP_MX_FLOOR_E4M3,
+            TE_MX_E4M3,
+        )
+    ],
 )

@@ -23,7 +23,7 @@ from flamia_ref.formats.block import (
 from flamia_ref.formats.encoding import as_codes, as_floats, by_chunks, decode, source_bits
 from flamia_ref.formats.presets import PRESETS
 from flamia_ref.formats.rounding import Overflow, Rounding
-from flamia_ref.formats.scalar import FP32
+from flamia_ref.formats.scalar import E8M0, FP32
 
 _MANTISSA = np.uint32(0x7FFFFF)
 _PART = 1 << 18  # elements of a numpy array that are quantized at once
@@ -103,8 +103,42 @@ def quantize_bits(
         magnitude = xp.where(magnitude > _float32.INFINITY, np.uint32(0), magnitude)
     amax = magnitude.max(axis=(-3, -1))
     scales = scale_codes(amax, block_format)
+    if block_format.row_span is not None:
+        row = scale_codes(amax.max(axis=-1, keepdims=True, initial=0), block_format)
+        scales = _raised(scales, row, block_format)
     codes = _element_codes(x, scales[..., :, None, :, None], block_format)
     return _out_of_blocks(codes, bits.shape), scales
+
+
+@_backend.jit(static=("block_format", "block"))
+def encode_blocks(
+    bits: Array, scales: Array, block_format: BlockFormat, block: Block | None = None
+) -> Array:
+    """Element codes of float32 bits by scales that are given: what `quantize_bits` does after it chose its own.
+
+    Args:
+        bits: uint32 [..., rows, columns].
+        scales: scale codes [..., ceil(rows / r), ceil(columns / c)] for a block of (r, c).
+        block_format, block: as in `quantize_bits`.
+
+    Returns codes of the shape of `bits`. Raises TypeError for bits or scales of another type.
+    """
+    check_type("bits", bits, np.uint32)
+    check_type("scales", scales, block_format.scale.code_dtype)
+    rows, columns = block_extents(block_format.block if block is None else block, bits.shape)
+    x = _in_blocks(bits, rows, columns)
+    return _out_of_blocks(
+        _element_codes(x, scales[..., :, None, :, None], block_format), bits.shape
+    )
+
+
+def _raised(scales: Array, row: Array, block_format: BlockFormat) -> Array:
+    """Scales not more than `row_span` powers below that of their row; NaN where that is."""
+    xp = _backend.namespace(scales, row)
+    nan, dtype = block_format.scale.nan_code, block_format.scale.code_dtype
+    least = row.astype(np.int32) - np.int32(block_format.row_span or 0)
+    raised = xp.maximum(scales.astype(np.int32), least).astype(dtype)
+    return xp.where(row == dtype.type(nan), dtype.type(nan), raised)
 
 
 def block_extents(block: Block, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -153,7 +187,10 @@ def scale_codes(amax: Array, block_format: BlockFormat) -> Array:
             d = _float32.multiply(amax, reciprocal)
             codes = encode_bits(d, scale, rounding=Rounding.UP)
         case ScaleRule.EXACT_RCEIL:
-            codes = _exact_rceil(amax, block_format)
+            codes = least_power(amax, element.max)
+        case ScaleRule.NVFP4_ONE_LEVEL:
+            largest = np.float32(element.max).view(np.uint32)
+            codes = encode_bits(_float32.divide(amax, largest), scale)
     if block_format.infinity is InfinityPolicy.NAN_BLOCK:
         codes = xp.where(amax == _float32.INFINITY, np.uint8(scale.nan_code), codes)
     if block_format.zero_scale:
@@ -161,34 +198,43 @@ def scale_codes(amax: Array, block_format: BlockFormat) -> Array:
     return codes
 
 
-def _exact_rceil(amax: Array, block_format: BlockFormat) -> Array:
-    """amax / max rounded up: the difference of their exponents, and 1 if amax has more mantissa."""
+def least_power(amax: Array, largest: float) -> Array:
+    """E8M0 codes of the smallest 2^k, from 2^-127 to 2^127, with amax <= largest 2^k: 254 for infinity, 255 for NaN.
+
+    By integers: the difference of their exponents, and 1 if amax has more mantissa. `amax` are float32 bits of
+    magnitudes, `largest` is a normal float32 above 1.
+    """
     xp = _backend.namespace(amax)
-    scale = block_format.scale
-    largest = np.float32(block_format.element.max).view(np.uint32)
-    exponent = (amax >> np.uint32(23)).astype(np.int32) - np.int32(block_format.element.emax)
-    more = (amax & _MANTISSA) > (largest & _MANTISSA)
-    # A subnormal amax is below max 2^-127, and its exponent field 0 gives code 0.
-    codes = xp.clip(exponent + more.astype(np.int32), 0, scale.max_code)
-    codes = xp.where(amax == _float32.INFINITY, np.int32(scale.max_code), codes)
-    codes = xp.where(amax > _float32.INFINITY, np.int32(scale.nan_code), codes)
-    return codes.astype(scale.code_dtype)
+    limit = np.float32(largest).view(np.uint32)
+    exponent = (amax >> np.uint32(23)).astype(np.int32) - np.int32((limit >> 23) - 127)
+    more = (amax & _MANTISSA) > (limit & _MANTISSA)
+    # A subnormal amax is below largest 2^-127, and its exponent field 0 gives code 0.
+    codes = xp.clip(exponent + more.astype(np.int32), 0, E8M0.max_code)
+    codes = xp.where(amax == _float32.INFINITY, np.int32(E8M0.max_code), codes)
+    codes = xp.where(amax > _float32.INFINITY, np.int32(E8M0.nan_code), codes)
+    return codes.astype(E8M0.code_dtype)
 
 
 def _element_codes(bits: Array, scales: Array, block_format: BlockFormat) -> Array:
     """Element codes of float32 bits, given scale codes that broadcast against them."""
     xp = _backend.namespace(bits, scales)
     element, scale = block_format.element, block_format.scale
+    quotient, exponent = bits, None
+    if block_format.rule.gives_powers:
+        exponent = np.int32(scale.bias) - scales.astype(np.int32)
+    else:
+        quotient = _float32.divide(bits, decode_bits(scales, scale))
     codes = encode_bits(
-        bits,
+        quotient,
         element,
         rounding=block_format.rounding,
         overflow=block_format.overflow,
-        exponent=np.int32(scale.bias) - scales.astype(np.int32),
+        exponent=exponent,
     )
     if block_format.underflow is UnderflowPolicy.FLUSH:
         number = (bits & _float32.MAGNITUDE) <= _float32.INFINITY
-        flushed = codes & element.code_dtype.type(element.sign_code)
+        sign = (bits >> np.uint32(31)).astype(element.code_dtype)
+        flushed = sign * element.code_dtype.type(element.sign_code)
         codes = xp.where((scales == 0) & number, flushed, codes)
     if block_format.can_be_nan:
         codes = xp.where(scales == scale.nan_code, element.code_dtype.type(element.nan_code), codes)
@@ -323,12 +369,19 @@ def dequantize(block_tensor: BlockTensor, dtype: Any = np.float32) -> Array:
 
 @_backend.jit(static=("block_format",))
 def _dequantize(codes: Array, scales: Array, block_format: BlockFormat) -> Array:
+    return _backend.from_bits(value_bits(codes, scales, block_format), np.float32)
+
+
+@_backend.jit(static=("block_format",))
+def value_bits(codes: Array, scales: Array, block_format: BlockFormat) -> Array:
+    """float32 bits of code values times scale values; `scales` broadcast against `codes`."""
     xp = _backend.namespace(codes, scales)
     elements = decode_bits(codes, block_format.element)
+    if not block_format.rule.gives_powers:
+        return _float32.multiply(elements, decode_bits(scales, block_format.scale))
     exponents = scales.astype(np.int32) - np.int32(block_format.scale.bias)
     values = encode_bits(elements, FP32, overflow=Overflow.NATIVE, exponent=exponents)
-    values = xp.where(scales == block_format.scale.nan_code, _float32.NAN, values)
-    return _backend.from_bits(values, np.float32)
+    return xp.where(scales == block_format.scale.nan_code, _float32.NAN, values)
 
 
 def _spread(per_block: Array, rows: int, columns: int, shape: tuple[int, ...]) -> Array:

@@ -14,9 +14,16 @@ if TYPE_CHECKING:
     from flamia_ref.attention.knobs import Schedule as Schedule
     from flamia_ref.attention.knobs import Softmax as Softmax
     from flamia_ref.attention.knobs import Tiles as Tiles
+    from flamia_ref.attention.memory import BytesKept as BytesKept
+    from flamia_ref.attention.memory import bytes_kept as bytes_kept
+    from flamia_ref.attention.prepared import Prepared as Prepared
+    from flamia_ref.attention.prepared import prepare as prepare
+    from flamia_ref.attention.prepared import prepare_dout as prepare_dout
     from flamia_ref.attention.product import Operand as Operand
     from flamia_ref.attention.product import Product as Product
     from flamia_ref.attention.product import Use as Use
+    from flamia_ref.attention.protection import Safeguard as Safeguard
+    from flamia_ref.attention.protection import safeguards as safeguards
     from flamia_ref.attention.recipe import Recipe as Recipe
     from flamia_ref.attention.recipes import RECIPES as RECIPES
     from flamia_ref.attention.results import Backward as Backward
@@ -32,7 +39,10 @@ else:
             "backward_pass": ["backward"],
             "differentiable": ["attention"],
             "forward_pass": ["forward"],
+            "memory": ["BytesKept", "bytes_kept"],
+            "prepared": ["Prepared", "prepare", "prepare_dout"],
             "product": ["Operand", "Product", "Use"],
+            "protection": ["Safeguard", "safeguards"],
             "knobs": ["Gradient", "Schedule", "Softmax", "Tiles"],
             "recipe": ["Recipe"],
             "recipes": ["RECIPES"],

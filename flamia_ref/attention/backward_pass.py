@@ -9,15 +9,27 @@ import numpy as np
 
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
-from flamia_ref.attention import backward_tile, inputs
+from flamia_ref.attention import backward_tile, inputs, softmax
 from flamia_ref.attention.backward_tile import Accumulators
 from flamia_ref.attention.computed import check_computed
 from flamia_ref.attention.kernel_results import BackwardInputs, check_backward
 from flamia_ref.attention.product import Accumulation, TileOrder, Use
 from flamia_ref.attention.results import Backward, Forward
-from flamia_ref.attention.run import TILES, Run, TracedTiles, tile_keys
+from flamia_ref.attention.run import TILES, Key, Run, TracedTiles, tile_keys
+from flamia_ref.attention.softmax import Factors
 from flamia_ref.attention.stages import backward_stages, pair_names
-from flamia_ref.packing import TilePairs, guarded_blocks, last_visible, tile_pairs
+from flamia_ref.packing import (
+    Documents,
+    PairOrder,
+    TilePairs,
+    guarded_blocks,
+    passes,
+    tile_pairs,
+)
+from flamia_ref.packing.tiles import Indices
+
+Place = tuple[int, int, int]  # document, head, first token of a tile
+Sums = dict[str, dict[Place, Array]]
 
 _ROWS = 1024  # rows before and after the tiles that are computed together
 _PAIRED_FROM = 128  # head_dim from which a partial sum of dQ takes in two key tiles
@@ -28,15 +40,15 @@ def backward(
 ) -> Backward:
     """The gradients of a recipe, from its inputs, dO, and the out and lse of a forward.
 
-    Shapes: `q`, `dout` [tokens, heads, head_dim]; `k`, `v` [tokens, kv_heads, head_dim]; float32 or bfloat16, all of
-    one library, float32 rounded as in `forward`. `forward`: from `attention.forward`, or `Forward.from_kernel`; it
-    brings recipe, documents, mask and softmax scale. `trace` names stages of `backward_stages(recipe)`.
+    Shapes: those of `forward`, `dout` as out: [tokens, heads, value channels]; float32 or bfloat16, all of one library,
+    float32 rounded as in `forward`. `forward`: from `attention.forward`, or `Forward.from_kernel`; it brings recipe,
+    mask, softmax scale, soft cap and sink. `trace` is as in `forward`, of `backward_stages(recipe)`.
 
     Returns: a `Backward`, arrays in the library of the inputs.
     Raises: ValueError or TypeError before any work for bad shapes, dtypes and names, inputs of another number of tokens
     or heads than the forward's, and an lse or an out that these q, k and v cannot have given: lse less than a query's
-    score with its own key (negated, say), out larger than every value of its document. An lse in base 2, or of another
-    softmax scale, cannot be seen unless it breaks that. NaN and infinity in the inputs are no error.
+    score with the last key it sees (negated, say), out larger than every value of its document. An lse in base 2, or of
+    another softmax scale, cannot be seen unless it breaks that. NaN and infinity in the inputs are no error.
     Source: the recipe's.
     """
     if not isinstance(forward, Forward):
@@ -54,58 +66,136 @@ class _BackwardRun(Run):
 
     def __init__(self, given: BackwardInputs, forward: Forward, stages: tuple[str, ...]) -> None:
         tensors = {"q": given.q, "k": given.k, "v": given.v}
-        super().__init__(tensors, forward.recipe, forward.documents, given.namespace, given.device)
-        self.given, self.causal, self.stages = given, forward.causal, stages
-        factor = inputs.score_factor(forward.softmax_scale, self.recipe.gradient.score_factor)
-        self.score_factor = self.to_compute(factor)
+        super().__init__(tensors, forward.recipe, forward.mask, given.namespace, given.device)
+        self.given, self.stages = given, stages
+        gradient = self.recipe.gradient
+        shape = inputs.Shape(forward.mask, forward.softmax_scale, forward.softcap)
+        factors = inputs.factors(shape, self.recipe.softmax, gradient.score_factor)
+        self.factors = Factors(*(None if x is None else self.to_compute(x) for x in factors))
         self.scale = self.to_compute(np.uint32(np.float32(forward.softmax_scale).view(np.uint32)))
         self.traced = TracedTiles(self, stages)
         self.skips = self.recipe.tiles.masked == "skipped"
         self.partials = self.recipe.dq.accumulation is Accumulation.FLOAT32_PARTIALS
-        self.in_sequence = self.group if self.recipe.gradient.heads == "one_chain" else 1
+        self.in_sequence = self.group if gradient.heads == "one_chain" else 1
+        self.chains = self.group // self.in_sequence
+        self.descending_heads = gradient.heads_order == "descending"
+        self.widths = {
+            "dq": self.head_dim,
+            "dq_partial": self.head_dim,
+            "dk": self.head_dim,
+            "dv": self.value_dim,
+        }
 
     def backward(self) -> Backward:
         prologue = self._prologue()
         self.inputs["do"] = prologue.dout
-        rows = backward_tile.Values(
-            *(self._with_last(x, last) for x, last in zip(prologue[1:], (0, 0, True), strict=True))
+        delta = self._delta(prologue)
+        values = backward_tile.Values(
+            *(
+                self._with_last(x, last)
+                for x, last in ((prologue.base, 0), (delta, 0), (prologue.dead, True))
+            )
         )
-        sums: dict[str, dict[tuple[int, int, int], Array]] = {
-            name: {} for name in ("dq", "dq_partial", "dk", "dv")
-        }
-        order = self.recipe.dq.tile_order
-        together = 2 if self.partials and self.head_dim >= _PAIRED_FROM else 1
-        for pairs in tile_pairs(
-            self.documents,
-            self.heads,
-            TILES,
-            self.recipe.tiles.query,
-            causal=self.causal,
-            unseen=bool({"s", "dp"} & set(self.stages)),
-            descending=order is TileOrder.DESCENDING
-            or (order is TileOrder.DESCENDING_WHERE_CAUSAL and self.causal),
+        sums: Sums = {name: {} for name in self.widths}
+        order = self._order(2 if self.partials and self.head_dim >= _PAIRED_FROM else 1)
+        unseen = bool({"s", "dp"} & set(self.stages))
+        for one in passes(order, self.mask, self.size):
+            kept = {name for name in sums if name[1] != "q" or one.keys is not None}
+            if one.queries is None:
+                kept -= {"dk", "dv"}
+            for pairs in tile_pairs(self.mask, self.heads, TILES, self.size, one, unseen=unseen):
+                self._pairs(pairs, values, sums, kept)
+        return self._assembled(prologue, delta, sums)
+
+    def _order(self, together: int) -> PairOrder:
+        """The orders of the sums over pairs of tiles."""
+
+        def direction(order: TileOrder) -> str:
+            if order is TileOrder.DESCENDING_WHERE_CAUSAL:
+                return "descending" if self.mask.causal else "ascending"
+            return order.value
+
+        return PairOrder(
+            keys=direction(self.recipe.dq.tile_order),
+            queries=direction(self.recipe.dk.tile_order),
             keys_together=together,
             heads_in_sequence=self.in_sequence,
-        ):
-            self._pairs(pairs, rows, sums)
-        return self._assembled(prologue, sums)
+            heads_descending=self.descending_heads,
+        )
 
     def _prologue(self) -> backward_tile.Prologue:
         """What the rows bring along, rows of [tokens, heads] first."""
         rows = self.tokens * self.heads
-        dout = self.given.dout.reshape(rows, self.head_dim)
-        out = self.given.out.reshape(rows, self.head_dim)
+        dout = self.given.dout.reshape(rows, self.value_dim)
+        out = self.given.out.reshape(rows, self.value_dim)
         lse = self.given.lse.T.reshape(rows)
+        unseen = self.layout.asarray(np.repeat(self.mask.dead(), self.heads))
         parts = self._in_batches(
-            (dout, out, lse),
-            lambda dout, out, lse: tuple(
-                backward_tile.prologue(dout, out, lse, recipe=self.recipe)
-            ),
+            (dout, out, lse, unseen),
+            lambda *part: tuple(backward_tile.prologue(*part, recipe=self.recipe)),
         )
-        dout, base, delta, dead = parts
+        dout, *others = parts
         return backward_tile.Prologue(
-            dout.reshape(self.tokens, self.heads, self.head_dim), base, delta, dead
+            dout.reshape(self.tokens, self.heads, self.value_dim), *others
         )
+
+    def _delta(self, prologue: backward_tile.Prologue) -> Array:
+        """delta, rows of [tokens, heads]."""
+        source = self.recipe.gradient.delta_source
+        if source == "p_dp":
+            return self._delta_of_pairs(prologue)
+        rows = self.tokens * self.heads
+        out = self.given.saved["o"] if source == "unrounded_out" else self.given.out
+        dout = prologue.dout
+        if source == "quantized_dout":
+            dout = self.makers["do"].values(self.copy(Use.DP_DO))
+        (delta,) = self._in_batches(
+            (dout.reshape(rows, self.value_dim), out.reshape(rows, self.value_dim), prologue.dead),
+            lambda *part: (backward_tile.row_delta(*part, recipe=self.recipe),),
+        )
+        return delta
+
+    def _delta_of_pairs(self, prologue: backward_tile.Prologue) -> Array:
+        """delta from a pass over the pairs, key tiles ascending."""
+        zero = self.layout.zeros(prologue.base.shape, dtype=np.uint32)
+        values = backward_tile.Values(
+            self._with_last(prologue.base, 0),
+            self._with_last(zero, 0),
+            self._with_last(prologue.dead, True),
+        )
+        sums: Sums = {"delta": {}}
+        lanes = softmax.lanes(self.recipe.softmax)
+        for pairs in tile_pairs(
+            self.mask, self.heads, TILES, self.size, PairOrder(queries=None), unseen=False
+        ):
+            batch, work, row_values, keys = self._work(pairs, values)
+            tiles = batch.queries
+            kv_head = tiles.head // self.group
+            query_tokens, key_tokens = tiles.query_tokens(), batch.key_tokens()
+            places = {"delta": [key[:3] for key in keys]}
+            state = self._gathered("delta", sums, places, tiles.rows, len(batch), lanes)
+            new = self.to_layout(
+                backward_tile.delta_step(
+                    state,
+                    self.rows(Use.S_Q, query_tokens, tiles.head),
+                    self.rows(Use.S_K, key_tokens, kv_head),
+                    self.rows(Use.DP_DO, query_tokens, tiles.head),
+                    self.rows(Use.DP_V, key_tokens, kv_head),
+                    row_values,
+                    work,
+                    self.factors,
+                    recipe=self.recipe,
+                )
+            )
+            for at, place in enumerate(places["delta"]):
+                sums["delta"][place] = new[at]
+        rows = self.tokens * self.heads
+        packed = self._packed(sums["delta"], self.heads, self.mask.queries, lanes)
+        (delta,) = self._in_batches(
+            (packed.reshape(rows, lanes), prologue.rest, prologue.dead),
+            lambda *part: (backward_tile.whole_delta(*part),),
+        )
+        return delta
 
     def _in_batches(self, arrays: tuple[Array, ...], function: Any) -> list[Array]:
         """`function` of arrays with equally many rows, in batches of a fixed number where they are compiled on the
@@ -131,30 +221,57 @@ class _BackwardRun(Run):
         """`x` with one more row, for places past a document's end."""
         return self.layout.concatenate([x, self.layout.full((1,), last, dtype=x.dtype)])
 
-    def _pairs(
-        self,
-        pairs: TilePairs,
-        values: backward_tile.Values,
-        sums: dict[str, dict[tuple[int, int, int], Array]],
-    ) -> None:
-        """One batch of pairs of tiles: their sums move on."""
+    def _work(
+        self, pairs: TilePairs, values: backward_tile.Values
+    ) -> tuple[TilePairs, backward_tile.Work, backward_tile.Values, list[Key]]:
+        """A batch of pairs filled up, what is computed of it, the values of its rows, and the keys of its pairs."""
         batch = pairs.padded(TILES) if self.fixed_shapes else pairs
-        tiles, rows = batch.queries, batch.queries.rows
-        last = last_visible(tiles, self.causal)
-        kv_head = tiles.head // self.group
-        query_tokens, key_tokens = tiles.query_tokens(), batch.key_tokens()
+        tiles = batch.queries
+        bounds = tiles.bounds(self.mask)
+        query_tokens = tiles.query_tokens()
         guarded = None
         if any(getattr(self.recipe, product).guarded for product in ("s", "dp", "dq")):
-            guarded = self.to_compute(guarded_blocks(last, batch.key_first))
-        unseen = ~batch.seen if self.skips else np.zeros(len(batch), bool)
+            found = guarded_blocks(*bounds, query_tokens >= 0, batch.key_first, tiles.keys)
+            guarded = None if found is None else self.to_compute(found)
         work = backward_tile.Work(
             self.to_compute(batch.key_first),
-            self.to_compute(last),
-            self.to_compute(unseen),
+            *(self.to_compute(x) for x in bounds),
+            self.to_compute(~batch.seen),
             self.to_compute(batch.opens),
             self.to_compute(batch.closes),
             guarded,
         )
+        index = np.where(query_tokens < 0, -1, query_tokens * self.heads + tiles.head[:, None])
+        index = np.where(index < 0, self.tokens * self.heads, index)
+        row_values = backward_tile.Values(
+            *(self.to_compute(_backend.gather(part, index)) for part in values[:3]),
+            self._row_base(batch, index),
+        )
+        queries = pairs.queries
+        keys = tile_keys(queries.document, queries.head, queries.first, pairs.key_first)
+        return batch, work, row_values, keys
+
+    def _row_base(self, batch: TilePairs, index: Indices) -> Array | None:
+        """What the forward's P of each pair is relative to, [pairs, rows]."""
+        if self.recipe.gradient.p_for_dv != "forward":
+            return None
+        bases = self.given.saved["row_base"]
+        bases = self.layout.moveaxis(bases, 0, 1).reshape(self.tokens * self.heads, -1)
+        count = bases.shape[1]
+        padded = self.layout.concatenate(
+            [bases, self.layout.zeros((1, count), dtype=np.uint32)]
+        ).reshape(-1)
+        tile = batch.key_first // batch.queries.keys
+        return self.to_compute(_backend.gather(padded, index * count + tile[:, None]))
+
+    def _pairs(
+        self, pairs: TilePairs, values: backward_tile.Values, sums: Sums, kept: set[str]
+    ) -> None:
+        """One batch of pairs of tiles: their sums move on."""
+        batch, work, row_values, keys = self._work(pairs, values)
+        tiles = batch.queries
+        kv_head = tiles.head // self.group
+        query_tokens, key_tokens = tiles.query_tokens(), batch.key_tokens()
         x = backward_tile.Inputs(
             self.rows(Use.S_Q, query_tokens, tiles.head),
             self.rows(Use.S_K, key_tokens, kv_head),
@@ -164,29 +281,44 @@ class _BackwardRun(Run):
             self.rows(Use.DQ_K, key_tokens, kv_head),
             self.rows(Use.DK_Q, query_tokens, tiles.head),
         )
-        index = np.where(query_tokens < 0, -1, query_tokens * self.heads + tiles.head[:, None])
-        index = np.where(index < 0, self.tokens * self.heads, index)
-        row_values = backward_tile.Values(
-            *(self.to_compute(_backend.gather(part, index)) for part in values)
-        )
-        keys = tile_keys(
-            pairs.queries.document, pairs.queries.head, pairs.queries.first, pairs.key_first
-        )
+        o_fold = None
+        if row_values.row_base is not None:
+            o_fold = self.rows(Use.O_V, key_tokens, kv_head).fold
         places = self._places(keys)
         state = Accumulators(
-            *(self._gathered(name, sums, places, rows, len(batch)) for name in sums)
+            *(
+                self._gathered(
+                    name,
+                    sums,
+                    places,
+                    tiles.keys if name in ("dk", "dv") else tiles.rows,
+                    len(batch),
+                    width,
+                )
+                for name, width in self.widths.items()
+            )
         )
         state, stages = backward_tile.pair_step(
-            state, x, row_values, work, self.score_factor, recipe=self.recipe
+            state,
+            x,
+            row_values,
+            work,
+            self.factors,
+            self.scale,
+            o_fold,
+            recipe=self.recipe,
         )
-        for name, new in zip(sums, state, strict=True):
-            if new is not None:
+        for name, new in zip(self.widths, state, strict=True):
+            if new is not None and name in kept:
                 new = self.to_layout(new)
                 for at, place in enumerate(places[name]):
                     sums[name][place] = new[at]
-        self.traced.add(self._named(stages), keys)
+        named, seen = self._named(stages), np.flatnonzero(pairs.seen)
+        scores = {name: named.pop(name) for name in ("s", "dp")}
+        self.traced.add(named, keys, seen)
+        self.traced.add(scores, keys, range(len(pairs)))
 
-    def _places(self, keys: list[Any]) -> dict[str, list[tuple[int, int, int]]]:
+    def _places(self, keys: list[Key]) -> dict[str, list[Place]]:
         """Where the sums of each pair are kept."""
         queries = [(document, head, first) for document, head, first, _ in keys]
         chain = self.in_sequence
@@ -196,15 +328,16 @@ class _BackwardRun(Run):
     def _gathered(
         self,
         name: str,
-        sums: dict[str, dict[tuple[int, int, int], Array]],
-        places: dict[str, list[tuple[int, int, int]]],
+        sums: Sums,
+        places: dict[str, list[Place]],
         rows: int,
         count: int,
+        width: int,
     ) -> Array | None:
         if name == "dq_partial" and not self.partials:
             return None
         xp = self.layout
-        zeros = xp.zeros((rows, self.head_dim), dtype=np.uint32)
+        zeros = xp.zeros((rows, width), dtype=np.uint32)
         found = [sums[name].get(place, zeros) for place in places[name]]
         found += [zeros] * (count - len(found))
         return self.to_compute(xp.stack(found))
@@ -220,23 +353,23 @@ class _BackwardRun(Run):
             found[f"{names[use]}.codes"], found[f"{names[use]}.scales"] = codes, scales
         return found
 
-    def _assembled(
-        self,
-        prologue: backward_tile.Prologue,
-        sums: dict[str, dict[tuple[int, int, int], Array]],
-    ) -> Backward:
+    def _assembled(self, prologue: backward_tile.Prologue, delta: Array, sums: Sums) -> Backward:
         """The packed gradients from the sums of all tiles."""
-        chains = 1 if self.recipe.gradient.heads == "one_chain" else self.group
-        dq = self._packed(sums["dq"], self.heads)[:, :, None]
-        dk = self._packed(sums["dk"], self.kv_heads * chains)
-        dv = self._packed(sums["dv"], self.kv_heads * chains)
-        dk, dv = (x.reshape(self.tokens, self.kv_heads, chains, self.head_dim) for x in (dk, dv))
+        chains, heads = self.chains, self.kv_heads * self.chains
+        keys = self.mask.keys
+        dq = self._packed(sums["dq"], self.heads, self.mask.queries, self.head_dim)[:, :, None]
+        dk = self._packed(sums["dk"], heads, keys, self.head_dim)
+        dv = self._packed(sums["dv"], heads, keys, self.value_dim)
+        dk, dv = (
+            x.reshape(keys.tokens, self.kv_heads, chains, width)
+            for x, width in ((dk, self.head_dim), (dv, self.value_dim))
+        )
         if not self.skips:
             dq = self._poisoned(dq, Use.DQ_K, 1)
             dead = prologue.dead.reshape(self.tokens, self.heads, 1, 1)
             dq = self.layout.where(dead, np.uint32(0), dq)
             dk, dv = self._poisoned(dk, Use.DK_Q, chains), self._poisoned(dv, Use.DV_DO, chains)
-        found: dict[str, Array] = {"delta": prologue.delta.reshape(self.tokens, self.heads).T}
+        found: dict[str, Array] = {"delta": delta.reshape(self.tokens, self.heads).T}
         trace: dict[str, Any] = {}
         for name in self.stages:
             if name in self.traced.wanted:
@@ -245,38 +378,75 @@ class _BackwardRun(Run):
                 trace[name] = self.finished(found[name])
             else:
                 trace[name] = self.finished(self.copy_stage(name))
+        scaled = self.recipe.gradient.softmax_scale == "epilogue"
         return Backward(
-            dq=self._gradient(dq, scaled=True),
-            dk=self._gradient(dk, scaled=True),
+            dq=self._gradient(dq, scaled=scaled),
+            dk=self._gradient(dk, scaled=scaled),
             dv=self._gradient(dv, scaled=False),
+            dsink=None if self.given.sink is None else self._dsink(prologue, delta),
             trace=trace,
         )
 
-    def _packed(self, tiles: dict[tuple[int, int, int], Array], heads: int) -> Array:
-        """Sums [tokens, heads, channels] from tiles by document, head and first token."""
-        xp = self.layout
+    def _dsink(self, prologue: backward_tile.Prologue, delta: Array) -> Array:
+        """The gradient of the sink [heads]: by query tiles, rows ascending, then the tiles, ascending."""
+        xp, rows = self.layout, self.recipe.tiles.query
+        tiles = [
+            np.arange(first, first + rows)
+            for document in self.mask.queries
+            for first in range(document.start, document.stop, rows)
+        ]
         if not tiles:
-            return xp.zeros((self.tokens, heads, self.head_dim), dtype=np.uint32)
-        place = np.zeros((self.tokens, heads), dtype=np.int32)
-        filled = 0
+            return self.finished(xp.full((self.heads,), _float32.SIGN, dtype=np.uint32))
+        stops = np.repeat(
+            [document.stop for document in self.mask.queries],
+            [-(-(document.stop - document.start) // rows) for document in self.mask.queries],
+        )
+        tokens = np.stack(tiles)
+        tokens = np.where(tokens < stops[:, None], tokens, -1)
+        head = np.arange(self.heads)
+        index = np.where(
+            tokens[:, None, :] < 0,
+            self.tokens * self.heads,
+            tokens[:, None, :] * self.heads + head[:, None],
+        ).reshape(-1, rows)
+        values = [
+            _backend.gather(self._with_last(x, last), index)
+            for x, last in ((prologue.base, 0), (delta, 0), (prologue.dead, True))
+        ]
+        sink = _backend.gather(self.given.sink, np.tile(head, len(tiles)))
+        (partial,) = self._in_batches(
+            (sink, *values),
+            lambda *part: (backward_tile.sink_sums(*part, recipe=self.recipe),),
+        )
+        return self.finished(backward_tile.negated_sum(partial.reshape(-1, self.heads)))
+
+    def _packed(
+        self, tiles: dict[Place, Array], heads: int, documents: Documents, width: int
+    ) -> Array:
+        """Sums [tokens, heads, width] from tiles by document, head and first token."""
+        xp, tokens = self.layout, documents.tokens
+        place = np.zeros((tokens, heads), dtype=np.int32)
+        parts, filled = [xp.zeros((1, width), dtype=np.uint32)], 1
         for (document, head, first), tile in tiles.items():
-            begin = self.documents.offsets[document] + first
-            end = min(begin + tile.shape[0], self.documents.offsets[document + 1])
+            begin = documents.offsets[document] + first
+            end = min(begin + tile.shape[0], documents.offsets[document + 1])
             place[begin:end, head] = np.arange(filled, filled + end - begin)
             filled += tile.shape[0]
-        return _backend.gather(xp.concatenate(list(tiles.values())), place)
+            parts.append(tile)
+        return _backend.gather(xp.concatenate(parts), place)
 
     def _poisoned(self, sums: Array, use: Use, chains: int) -> Array:
         """`sums` [tokens, heads, chains, channels] with NaN where a document has a code that is no number:
         it is in the chain of every row, whether or not its tile was computed."""
         bad = self.copy(use).not_finite()
         rows = []
-        for document in self.documents:
-            flags = bad[document].any(axis=0)
+        over = self.mask if use is Use.DQ_K else [(keys, queries) for queries, keys in self.mask]
+        for mine, others in over:
+            flags = bad[others].any(axis=0)
             if use is Use.DQ_K:  # a key/value head is in the chains of its query heads
                 flags = self.layout.repeat(flags, self.group, axis=0)
-            flags = flags.reshape(1, -1, chains, self.head_dim)
-            rows.append(self.layout.where(flags, _float32.NAN, sums[document]))
+            flags = flags.reshape(1, -1, chains, sums.shape[3])
+            rows.append(self.layout.where(flags, _float32.NAN, sums[mine]))
         return self.layout.concatenate(rows)
 
     def _gradient(self, sums: Array, *, scaled: bool) -> Array:
@@ -284,7 +454,11 @@ class _BackwardRun(Run):
         tokens, heads, chains, channels = sums.shape
         (codes,) = self._in_batches(
             (sums.reshape(tokens * heads, chains, channels),),
-            lambda part: (backward_tile.finished(part, self.scale, scaled=scaled),),
+            lambda part: (
+                backward_tile.finished(
+                    part, self.scale, scaled=scaled, descending=self.descending_heads
+                ),
+            ),
         )
         values = codes.astype(np.uint32) << np.uint32(16)
         return self.finished(values.reshape(tokens, heads, channels))

@@ -13,11 +13,12 @@ from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
 from flamia_ref.arithmetic import reductions, special
 from flamia_ref.arithmetic.reductions import REDUCTIONS, Reduction
-from flamia_ref.attention import sides, softmax
-from flamia_ref.attention.forward_tile import pairs_visible
+from flamia_ref.attention import row_end, sides, softmax
+from flamia_ref.attention.forward_tile import pairs_visible, weighted
 from flamia_ref.attention.knobs import DeltaSum
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.sides import Rows
+from flamia_ref.attention.softmax import Factors
 
 _HEADS = Reduction(begins="term")
 
@@ -28,13 +29,13 @@ class Prologue(NamedTuple):
     Attributes:
         dout: [rows, channels], what takes the place of dO in both products.
         base: [rows], what P is relative to: b, or lse log2 e.
-        delta: [rows].
+        rest: [rows], what was taken into dO: 2^(b - lse log2 e), or 1.
         dead: [rows], whether the row has no gradient.
     """
 
     dout: Array
     base: Array
-    delta: Array
+    rest: Array
     dead: Array
 
 
@@ -63,11 +64,12 @@ class Accumulators(NamedTuple):
 class Work(NamedTuple):
     """Which pairs are computed.
 
-    `key_start` [tiles], `last` [tiles, rows], `skipped` [tiles] and `guarded` [tiles, rows / 32] as in the forward;
-    `opens` and `closes` [tiles]: the first and the last of the pairs of one partial sum.
+    `key_start` [tiles], `least` and `last` [tiles, rows], `skipped` [tiles] and `guarded` [tiles, rows / 32, slots] as
+    in the forward; `opens` and `closes` [tiles]: the first and the last of the pairs of one partial sum.
     """
 
     key_start: Array
+    least: Array
     last: Array
     skipped: Array
     opens: Array
@@ -76,11 +78,13 @@ class Work(NamedTuple):
 
 
 class Values(NamedTuple):
-    """`base` and `delta` [tiles, rows] as in `Prologue`, `dead` likewise."""
+    """`base`, `delta` and `dead` of `Prologue` [tiles, rows], and what the forward's P of the key tile is relative to,
+    where dV takes that P."""
 
     base: Array
     delta: Array
     dead: Array
+    row_base: Array | None = None
 
 
 class Stages(NamedTuple):
@@ -99,13 +103,14 @@ class Stages(NamedTuple):
 
 
 @_backend.jit(static=("recipe",))
-def prologue(dout: Array, out: Array, lse: Array, *, recipe: Recipe) -> Prologue:
-    """What rows bring along, from dO and the returned out [rows, channels] and lse [rows]."""
+def prologue(dout: Array, out: Array, lse: Array, unseen: Array, *, recipe: Recipe) -> Prologue:
+    """What rows bring along, from dO and the returned out [rows, channels], lse, and whether they see no key [rows]."""
     xp = _backend.namespace(dout, out, lse)
     scaled = _float32.multiply(lse, softmax.LOG2_E)
     # Beside an out of zeros; other rows with that lse have a sum of zero or NaN, and a NaN out.
     dead = (lse == softmax.NEGATIVE_INFINITY) & ~((out & _float32.MAGNITUDE) != 0).any(axis=1)
-    base = scaled
+    dead = dead | unseen
+    base, rest = scaled, xp.full(lse.shape, _float32.ONE, dtype=np.uint32)
     if recipe.softmax.normalisation == "zero_safe_reciprocal":
         base = xp.where(lse == softmax.NEGATIVE_INFINITY, np.uint32(0), base)
     if recipe.gradient.normalisation == "fold_into_dout":
@@ -115,10 +120,17 @@ def prologue(dout: Array, out: Array, lse: Array, *, recipe: Recipe) -> Prologue
         rest = special.exp2_bits(_float32.subtract(base, scaled), model=recipe.softmax.exp2)
         dout = _float32.multiply(dout, rest[:, None])
         dout = xp.where((dead | lost)[:, None], np.uint32(0), dout)
+    return Prologue(dout, base, rest, dead)
+
+
+@_backend.jit(static=("recipe",))
+def row_delta(dout: Array, out: Array, dead: Array, *, recipe: Recipe) -> Array:
+    """delta [rows] from what stands for dO and for O [rows, channels]."""
+    xp = _backend.namespace(dout, out)
     delta = _delta(dout, out, recipe.gradient.delta)
     if recipe.gradient.normalisation == "fold_into_dout":
         delta = xp.where(dead, np.uint32(0), delta)
-    return Prologue(dout, base, delta, dead)
+    return delta
 
 
 def _delta(dout: Array, out: Array, order: DeltaSum) -> Array:
@@ -135,9 +147,38 @@ def _delta(dout: Array, out: Array, order: DeltaSum) -> Array:
             width = next(width for width in (128, 64, 32) if products.shape[1] % width == 0)
             return reductions.reduce(products, REDUCTIONS[f"fa4.delta.{width}"], 1)
         case DeltaSum.HALF_PRODUCTS:
-            half = sides.bfloat16(_float32.multiply(out, dout)).astype(np.uint32) << np.uint32(16)
+            half = sides.rounded_bfloat16(_float32.multiply(out, dout))
             threads = REDUCTIONS["cudnn.mxfp8.delta"]
             return reductions.reduce(_padded(half, threads.dealt), threads, 1)
+
+
+@_backend.jit(static=("recipe",))
+def sink_sums(sink: Array, base: Array, delta: Array, dead: Array, *, recipe: Recipe) -> Array:
+    """What the rows of each tile add to the sink's gradient, less its sign: the sum of P of the sink times delta
+    [tiles], ascending, from [tiles, rows]; `sink` [tiles]."""
+    xp = _backend.namespace(base, delta)
+    parts = row_end.sink_parts(sink[:, None], recipe.softmax)
+    if _splits(recipe):
+        p = softmax.raised(parts.es, parts.ns, base)
+    else:
+        p = special.exp2_bits(_float32.subtract(parts.u, base), model=recipe.softmax.exp2)
+    p = xp.where(sink[:, None] == softmax.NEGATIVE_INFINITY, np.uint32(0), p)
+    terms = xp.where(dead, np.uint32(0), _float32.multiply(p, delta))
+    return reductions.reduce(terms, REDUCTIONS["ascending"], 1)
+
+
+@_backend.jit
+def negated_sum(x: Array) -> Array:
+    """The sums [heads] of [tiles, heads], ascending, with the other sign."""
+    return _float32.negate(reductions.reduce(x, REDUCTIONS["ascending"], 0))
+
+
+def _splits(recipe: Recipe) -> bool:
+    """Whether the backward splits the exponent, its base an integer."""
+    return (
+        recipe.softmax.exp2_argument == "split"
+        and recipe.gradient.normalisation == "fold_into_dout"
+    )
 
 
 def _padded(x: Array, multiple: int) -> Array:
@@ -164,27 +205,90 @@ def pair_step(
     x: Inputs,
     values: Values,
     work: Work,
-    score_factor: Array,
+    factors: Factors,
+    scale: Array,
+    o_fold: Array | None,
     *,
     recipe: Recipe,
 ) -> tuple[Accumulators, Stages]:
-    """S, P, dP and dS of one pair of tiles each, and what they add to dQ, dK and dV."""
+    """S, P, dP and dS of one pair of tiles each, and what they add to dQ, dK and dV. `scale`: the softmax scale;
+    `o_fold`: the scales that the forward's P took over, where dV takes that P."""
     guarded = work.guarded
     s = sides.over_channels(x.s_q, x.s_k, recipe.s, guarded if recipe.s.guarded else None)
     dp = sides.over_channels(x.dp_do, x.dp_v, recipe.dp, guarded if recipe.dp.guarded else None)
-    folds = (x.dv_do.fold, x.dq_k.fold, x.dk_q.fold)
-    middle = _differences(s, dp, values, work, folds, score_factor, recipe=recipe)
+    folds = (x.dv_do.fold, x.dq_k.fold, x.dk_q.fold, o_fold)
+    middle = _differences(s, dp, values, work, folds, factors, scale, recipe=recipe)
     dv = sides.over_rows(middle.dv_left, x.dv_do, state.dv, recipe.dv)
     dk = sides.over_rows(middle.dk_left, x.dk_q, state.dk, recipe.dk)
     begin = state.dq
     if state.dq_partial is not None:
         begin = _opened(work.opens, state.dq_partial)
     dq = sides.over_rows(middle.dq_left, x.dq_k, begin, recipe.dq)
-    if recipe.dq.guarded:
+    if recipe.dq.guarded and guarded is not None:
         dq = sides.over_guarded_keys(middle.ds, x.dq_k, dq, recipe.dq, guarded)
     new = _kept(work, state, dq, dk, dv)
     stages = Stages(s, dp, middle.p, *middle.dv, middle.ds, *middle.dq, *middle.dk)
     return new, stages
+
+
+def delta_step(
+    sums: Array,
+    s_q: Rows,
+    s_k: Rows,
+    dp_do: Rows,
+    dp_v: Rows,
+    values: Values,
+    work: Work,
+    factors: Factors,
+    *,
+    recipe: Recipe,
+) -> Array:
+    """The sums of P dP [tiles, rows, lanes] after one pair of tiles each."""
+    guarded = work.guarded
+    s = sides.over_channels(s_q, s_k, recipe.s, guarded if recipe.s.guarded else None)
+    dp = sides.over_channels(dp_do, dp_v, recipe.dp, guarded if recipe.dp.guarded else None)
+    return _with_products(sums, s, dp, values, work, factors, recipe=recipe)
+
+
+@_backend.jit(static=("recipe",))
+def _with_products(
+    sums: Array,
+    s: Array,
+    dp: Array,
+    values: Values,
+    work: Work,
+    factors: Factors,
+    *,
+    recipe: Recipe,
+) -> Array:
+    xp = _backend.namespace(s, dp)
+    scores, _ = softmax.scores(s, factors, recipe.softmax)
+    visible = pairs_visible(work, s.shape[2]) & ~values.dead[:, :, None]
+    p = _probabilities(scores, visible, values.base, factors.c, recipe)
+    terms = xp.where(visible, _float32.multiply(p, dp), np.uint32(0))
+    new = softmax.carried(sums, terms, recipe.softmax)
+    return xp.where(work.skipped[:, None, None], sums, new)
+
+
+@_backend.jit
+def whole_delta(sums: Array, rest: Array, dead: Array) -> Array:
+    """delta [rows] from the sums of P dP [rows, lanes], in units of the dO that `rest` was taken into."""
+    xp = _backend.namespace(sums, rest)
+    delta = _float32.multiply(softmax.total(sums[:, None])[:, 0], rest)
+    return xp.where(dead, np.uint32(0), delta)
+
+
+def _probabilities(s: Array, visible: Array, base: Array, c: Array, recipe: Recipe) -> Array:
+    """P of the backward relative to `base` [tiles, rows], from scores."""
+    xp = _backend.namespace(s, base)
+    base = base[:, :, None]
+    if _splits(recipe):
+        parts = softmax.split(s, c, recipe.softmax)
+        p = softmax.raised(parts.e, parts.n, base)
+    else:
+        exponent = softmax.exponent(s, c, _float32.negate(base), recipe.softmax)
+        p = special.exp2_bits(exponent, model=recipe.softmax.exp2)
+    return xp.where(visible, p, np.uint32(0))
 
 
 @_backend.jit(static=("recipe",))
@@ -193,28 +297,37 @@ def _differences(
     dp: Array,
     values: Values,
     work: Work,
-    folds: tuple[Array | None, Array | None, Array | None],
-    score_factor: Array,
+    folds: tuple[Array | None, Array | None, Array | None, Array | None],
+    factors: Factors,
+    scale: Array,
     *,
     recipe: Recipe,
 ) -> _Middle:
     xp = _backend.namespace(s, dp)
-    visible = pairs_visible(work.key_start, work.last, s.shape[2]) & ~values.dead[:, :, None]
-    base = values.base[:, :, None]
-    if recipe.softmax.exp2_argument == "split":
-        n, e = softmax.split(s, score_factor, recipe.softmax)
-        p = softmax.raised(e, n, base)
+    gradient = recipe.gradient
+    scores, tanh = softmax.scores(s, factors, recipe.softmax)
+    visible = pairs_visible(work, s.shape[2]) & ~values.dead[:, :, None]
+    p = _probabilities(scores, visible, values.base, factors.c, recipe)
+    delta = values.delta[:, :, None]
+    if gradient.softmax_scale == "in_ds":
+        distance = _float32.fma(dp, scale, _float32.negate(_float32.multiply(delta, scale)))
     else:
-        exponent = _float32.fma(s, score_factor, _float32.negate(base))
-        p = special.exp2_bits(exponent, model=recipe.softmax.exp2)
-    p = xp.where(visible, p, np.uint32(0))
-    ds = _float32.multiply(p, _float32.subtract(dp, values.delta[:, :, None]))
-    ds = xp.where(visible, ds, np.uint32(0))
+        distance = _float32.subtract(dp, delta)
+    ds = _float32.multiply(p, distance)
+    if tanh is not None:
+        ds = _float32.multiply(ds, _float32.fma(_float32.negate(tanh), tanh, _float32.ONE))
+    if gradient.masked_ds == "select":
+        ds = xp.where(visible, ds, np.uint32(0))
 
+    dv_fold, dq_fold, dk_fold, o_fold = folds
     weights = p
-    if recipe.gradient.p_offset:
-        weights = _float32.shift(p, xp.full(p.shape, recipe.gradient.p_offset, dtype=np.int32))
-    dv_fold, dq_fold, dk_fold = folds
+    if values.row_base is not None:
+        forward = softmax.again(
+            scores, pairs_visible(work, s.shape[2]), values.row_base, factors.c, recipe.softmax
+        )
+        weights = _forward_weights(forward, o_fold, values, work, visible, factors.c, recipe)
+    if gradient.p_offset:
+        weights = _float32.shift(weights, xp.full(p.shape, gradient.p_offset, dtype=np.int32))
     dv = sides.encoded_pairs(weights, recipe.dv.left, _by_query(dv_fold))
     cut = sides.without_guarded(ds, work.guarded if recipe.dq.guarded else None)
     dq_fold = None if dq_fold is None else dq_fold[:, None, :]
@@ -232,6 +345,32 @@ def _differences(
         sides.left_over_keys(dq, recipe.dq.left),
         sides.left_over_queries(dk, recipe.dk.left),
     )
+
+
+def _forward_weights(
+    p: Array,
+    fold: Array | None,
+    values: Values,
+    work: Work,
+    visible: Array,
+    c: Array,
+    recipe: Recipe,
+) -> Array:
+    """The P that the forward rounded for O, relative to the backward's base."""
+    xp = _backend.namespace(p)
+    knobs = recipe.softmax
+    rounded = weighted(p, fold, work.guarded, recipe, valued=True).values
+    base = softmax.in_log2_units(values.row_base, c, knobs)
+    if knobs.base == "integer_max" and recipe.gradient.normalisation == "fold_into_dout":
+        distance = _float32.to_int32(_float32.subtract(base, values.base))
+        moved = _float32.shift(rounded, (distance - np.int32(knobs.p_offset))[:, :, None])
+        lost = _float32.is_nan(values.base) | _float32.is_nan(base)
+        moved = xp.where(lost[:, :, None], _float32.NAN, moved)
+    else:
+        base = _float32.subtract(base, softmax.integer(knobs.p_offset))
+        factor = special.exp2_bits(_float32.subtract(base, values.base), model=knobs.exp2)
+        moved = _float32.multiply(rounded, factor[:, :, None])
+    return xp.where(visible, moved, np.uint32(0))
 
 
 @_backend.jit
@@ -261,11 +400,11 @@ def _by_query(fold: Array | None) -> Array | None:
     return None if fold is None else fold[:, :, None]
 
 
-@_backend.jit(static=("scaled",))
-def finished(accumulator: Array, scale: Array, *, scaled: bool) -> Array:
+@_backend.jit(static=("scaled", "descending"))
+def finished(accumulator: Array, scale: Array, *, scaled: bool, descending: bool = False) -> Array:
     """bfloat16 codes of gradients [rows, channels] from the accumulators [rows, heads, channels], whose heads are added
-    in float32, ascending, and then multiplied by `scale`, if `scaled`."""
-    total = reductions.reduce(accumulator, _HEADS, 1)
+    in float32, ascending or `descending`, and then multiplied by `scale`, if `scaled`."""
+    total = reductions.reduce(accumulator[:, ::-1] if descending else accumulator, _HEADS, 1)
     if scaled:
         total = _float32.multiply(total, scale)
     return sides.bfloat16(total)

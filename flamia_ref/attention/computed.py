@@ -19,22 +19,23 @@ from flamia_ref.attention.product import (
     Use,
 )
 from flamia_ref.attention.recipe import Recipe
-from flamia_ref.formats import E4M3, FORMATS, PRESETS
+from flamia_ref.formats import E2M1, FORMATS, PRESETS
 
 _TOKEN_BLOCK = (1, "all")
 _SQUARE = (32, 32)
 _OVER_KEYS = (Use.O_P, Use.DQ_DS)
-_E4M3_EXPONENT = E4M3.emax
+_FP4 = "sm100.tcgen05.mxf4nvf4"
 _INSTRUCTIONS = ("sm100.tcgen05.mxf8f6f4", "sm100.tcgen05.f16", "exact", "float32")
 _ASCENDING, _CHAINED = (TileOrder.ASCENDING,), (Accumulation.CHAINED,)
 
+_DIRECTIONS = (TileOrder.ASCENDING, TileOrder.DESCENDING)
 _FIXED: Mapping[str, tuple[Any, ...]] = {
     "input": ("bf16",),
     "output": ("bf16",),
-    "tiles.query": (32, 64, 128),
-    **{f"{product}.tile_order": _ASCENDING for product in ("s", "dp", "dv", "dk")},
-    "o.tile_order": (TileOrder.ASCENDING, TileOrder.DESCENDING),
-    **{f"{product}.accumulation": _CHAINED for product in ("s", "o", "dp", "dv", "dk")},
+    **{f"{product}.tile_order": _ASCENDING for product in ("s", "dp")},
+    **{f"{product}.tile_order": (*_DIRECTIONS, TileOrder.SHIFTED) for product in ("dv", "dk")},
+    "o.tile_order": (*_DIRECTIONS, TileOrder.DESCENDING_WHERE_CAUSAL),
+    **{f"{product}.accumulation": _CHAINED for product in ("s", "dp", "dv", "dk")},
     **{f"{product}.right.guard": (Guard.NONE,) for product in ("dv", "dk")},
     **{f"{product}.left.guard": (Guard.NONE,) for product in ("s", "o", "dp", "dv", "dq", "dk")},
 }
@@ -53,10 +54,10 @@ def check_computed(recipe: Recipe) -> None:
     """Refuse a recipe that this package does not compute, naming the part and what is computed."""
     for path, allowed in _FIXED.items():
         _require(recipe, path, attrgetter(path)(recipe), allowed)
-    if recipe.tiles.query != recipe.tiles.key:
+    if recipe.dk.tile_order is not recipe.dv.tile_order:
         raise ValueError(
-            f"recipe {recipe.name!r} has tiles of {recipe.tiles.query} queries and {recipe.tiles.key} keys;"
-            " square tiles are computed"
+            f"recipe {recipe.name!r} has dk.tile_order = {shown(recipe.dk.tile_order)} and dv.tile_order ="
+            f" {shown(recipe.dv.tile_order)}; one loop over query tiles adds to both, make them equal"
         )
     for name in ("s", "o", "dp", "dv", "dq", "dk"):
         _check_product(recipe, name, getattr(recipe, name))
@@ -85,11 +86,17 @@ _PAIRS = (Use.O_P, Use.DV_P, Use.DQ_DS, Use.DK_DS)
 
 
 def _check_product(recipe: Recipe, name: str, product: Product) -> None:
-    _require(recipe, f"{name}.instruction", product.instruction, _INSTRUCTIONS)
+    computed_by = (*_INSTRUCTIONS, _FP4) if name == "s" else _INSTRUCTIONS
+    _require(recipe, f"{name}.instruction", product.instruction, computed_by)
     if product.guard_instruction is not None:
         computed = ("sm100.tcgen05.f16", "exact", "float32")
         _require(recipe, f"{name}.guard_instruction", product.guard_instruction, computed)
     rules = INSTRUCTIONS[product.instruction]
+    if product.k_order == "descending" and rules.terms is None:
+        raise ValueError(
+            f"recipe {recipe.name!r} has {name}.k_order = 'descending'; {rules.name} has no steps of a fixed length to"
+            " reorder"
+        )
     for side in ("left", "right"):
         operand: Operand = getattr(product, side)
         scaled = operand.scope is not Scope.UNIT
@@ -103,32 +110,58 @@ def _check_product(recipe: Recipe, name: str, product: Product) -> None:
 
 def _check_input(recipe: Recipe, tensor: str, use: Use) -> None:
     operand, path = recipe.operand(use), _path(use)
-    folded = operand.scale_folded_into
-    if use in OVER_CHANNELS:
-        _require(recipe, f"{path}.scale_folded_into", folded, (None,))
-        blocks: tuple[Any, ...] = (None, _TOKEN_BLOCK, (1, 32), _SQUARE)
-    elif operand.block == _TOKEN_BLOCK:
-        _require(recipe, f"{path}.scale_folded_into", folded, (_PARTNERS[use],))
-        blocks = (_TOKEN_BLOCK,)
-    else:
-        _require(recipe, f"{path}.scale_folded_into", folded, (None,))
-        blocks = (None, (32, 1), _SQUARE)
-    _require(recipe, f"{path}.block", operand.block, blocks)
     token = operand.block == _TOKEN_BLOCK
-    if operand.format in PRESETS:
-        _require(recipe, f"{path}.scope", operand.scope, (Scope.TOKEN if token else Scope.BLOCK,))
+    if use in OVER_CHANNELS:
+        folded: tuple[Use | None, ...] = (None,)
+        blocks: tuple[Any, ...] = (None, _TOKEN_BLOCK, (1, 32), _SQUARE)
     else:
+        folded = (_PARTNERS[use],) if token else (None,)
+        blocks = (None, _TOKEN_BLOCK, (32, 1), _SQUARE)
+    if operand.format in PRESETS and PRESETS[operand.format].element is E2M1:
+        _require(recipe, f"{path}.promoted_from", operand.promoted_from, (None,))
+        other = recipe.s.right if use is Use.S_Q else recipe.s.left
+        if use not in (Use.S_Q, Use.S_K) or other.format != operand.format:
+            raise ValueError(
+                f"recipe {recipe.name!r} has {path} in {operand.format}; FP4 is computed in S alone, q and k alike"
+            )
+        blocks = ((1, 16),)
+    _require(recipe, f"{path}.block", operand.block, blocks)
+    _require(recipe, f"{path}.scale_folded_into", operand.scale_folded_into, folded)
+    if operand.format in PRESETS:
+        allowed = (Scope.TOKEN,) if token else (Scope.BLOCK,)
+        if operand.block in ((32, 1), _SQUARE):
+            allowed = (Scope.BLOCK, Scope.PREVIOUS_BLOCK)
+        if operand.block == (1, 16):
+            allowed = (Scope.TOKEN,)
+        _require(recipe, f"{path}.scope", operand.scope, allowed)
+    elif operand.scope is Scope.UNIT:
         _require(recipe, f"{path}.format", operand.format, ("bf16",))
-    earlier = tuple(other for other in INPUT_USES[tensor] if other < use or other != use)
+    else:
+        _require(recipe, f"{path}.format", operand.format, ("e4m3",))
+    uses = INPUT_USES[tensor]
+    earlier = tuple(other for other in uses if other != use)
     _require(recipe, f"{path}.same_codes_as", operand.same_codes_as, (None, *earlier))
     if operand.same_codes_as is not None:
         other = recipe.operand(operand.same_codes_as)
-        same = (operand.format, operand.block) == (other.format, other.block)
-        if not same or other.same_codes_as is not None:
+        if not _one_copy(operand, other) or other.same_codes_as is not None:
             raise ValueError(
-                f"recipe {recipe.name!r} has {path} take the codes of {operand.same_codes_as}, which has another format"
-                " or block, or takes those of a third; make them equal"
+                f"recipe {recipe.name!r} has {path} take the codes of {operand.same_codes_as}, which has another"
+                " format, block or scale, or takes those of a third; make them equal"
             )
+    if operand.promoted_from is not None:
+        sources = [other for other in earlier if _is_fp4(recipe.operand(other))]
+        _require(recipe, f"{path}.promoted_from", operand.promoted_from, sources or (None,))
+        _require(recipe, f"{path}.block", operand.block, (_TOKEN_BLOCK,))
+
+
+def _is_fp4(operand: Operand) -> bool:
+    return operand.format in PRESETS and PRESETS[operand.format].element is E2M1
+
+
+def _one_copy(one: Operand, other: Operand) -> bool:
+    """Whether two uses can have the same codes and scales."""
+    fields = ("format", "block", "scope", "static_scale", "promoted_from")
+    return all(getattr(one, field) == getattr(other, field) for field in fields)
 
 
 def _check_pairs(recipe: Recipe, use: Use) -> None:
@@ -158,34 +191,11 @@ def _check_pairs(recipe: Recipe, use: Use) -> None:
 
 
 def _check_softmax(recipe: Recipe) -> None:
-    softmax, gradient = recipe.softmax, recipe.gradient
-    integer = softmax.base == "integer_max"
-    path = "softmax.exp2_argument"
-    _require(recipe, path, softmax.exp2_argument, ("split" if integer else "fused",))
-    lse = {"integer_max": "log2_sum", "raw_max": "log2_fma", "scaled_max": "natural_fma"}
-    _require(recipe, "softmax.lse", softmax.lse, (lse[softmax.base],))
-    if integer:
-        _require(recipe, "softmax.rescale_threshold", softmax.rescale_threshold, (0,))
-        _require(recipe, "softmax.emulated", softmax.emulated, (None,))
-    normalisation = "fold_into_dout" if integer else "lse"
-    _require(recipe, "gradient.normalisation", gradient.normalisation, (normalisation,))
-    reach = softmax.rescale_threshold + softmax.p_offset
-    if recipe.o.left.scope is Scope.STATIC and reach > _E4M3_EXPONENT:
-        raise ValueError(
-            f"recipe {recipe.name!r} lets P reach 2^{reach}, rescale_threshold and p_offset together; e4m3 holds"
-            f" 2^{_E4M3_EXPONENT}, lower one of them"
-        )
-    # P is below 2, and below 1 up to rounding where lse is in it.
-    reach = gradient.p_offset + (1 if normalisation == "fold_into_dout" else 0)
-    if recipe.dv.left.scope is Scope.STATIC and reach > _E4M3_EXPONENT:
-        raise ValueError(
-            f"recipe {recipe.name!r} lets dV's P reach 2^{reach} by gradient.p_offset = {gradient.p_offset}; e4m3 holds"
-            f" 2^{_E4M3_EXPONENT}, lower it"
-        )
-    # A pair of tiles that is not computed reaches other rows through NaN codes, never through infinities.
+    gradient = recipe.gradient
     if recipe.tiles.masked == "computed":
+        # A pair of tiles that is not computed reaches other rows through NaN codes, never through infinities.
         for use in (Use.O_V, Use.DV_DO, Use.DQ_K, Use.DK_Q):
-            formats = tuple(PRESETS)
-            _require(recipe, f"{_path(use)}.format", recipe.operand(use).format, formats)
+            _require(recipe, f"{_path(use)}.format", recipe.operand(use).format, (*PRESETS, "e4m3"))
         _require(recipe, "gradient.heads", gradient.heads, ("float32_sum",))
         _require(recipe, "dq.accumulation", recipe.dq.accumulation, _CHAINED)
+        _require(recipe, "gradient.masked_ds", gradient.masked_ds, ("select",))

@@ -22,15 +22,15 @@ def attention(
     recipe: Recipe | str,
     *,
     cu_seqlens: Any = None,
-    cu_seqlens_k: None = None,
+    cu_seqlens_k: Any = None,
     causal: bool = True,
     alignment: str = "bottom_right",
-    window: None = None,
+    window: tuple[int | None, int | None] | None = None,
     softmax_scale: float | None = None,
-    softcap: None = None,
-    sink: None = None,
+    softcap: float | None = None,
+    sink: Any = None,
 ) -> Array:
-    """out [tokens, heads, head_dim] of `attention.forward`, in the dtype of `q`, differentiable in q, k and v.
+    """out of `attention.forward`, in the dtype of `q`, differentiable in q, k, v and the sink.
 
     Under JAX the gradient is `attention.backward` of the same recipe, in the dtypes of q, k and v; a float32 cotangent
     is rounded to the recipe's input format as any input. Arguments and errors are those of `forward`. numpy arrays give
@@ -40,7 +40,7 @@ def attention(
     500 tokens of a head and two for 1000. Longer inputs are for `jax.grad` without `jit`, which compiles nothing new.
     """
 
-    def run(q: Array, k: Array, v: Array) -> Forward:
+    def run(q: Array, k: Array, v: Array, sink: Array | None) -> Forward:
         return forward(
             q,
             k,
@@ -57,28 +57,29 @@ def attention(
         )
 
     if not _backend.uses_jax(q, k, v):
-        return _cast(run(q, k, v).out, q.dtype)
+        return _cast(run(q, k, v, sink).out, q.dtype)
     import jax
 
     @jax.custom_vjp
-    def out(q: Array, k: Array, v: Array) -> Array:
-        return _cast(run(q, k, v).out, q.dtype)
+    def out(q: Array, k: Array, v: Array, sink: Array | None) -> Array:
+        return _cast(run(q, k, v, sink).out, q.dtype)
 
-    def out_forward(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
-        result = run(q, k, v)
+    def out_forward(q: Array, k: Array, v: Array, sink: Array | None) -> tuple[Array, Any]:
+        result = run(q, k, v, sink)
         return _cast(result.out, q.dtype), (q, k, v, result)
 
-    def out_backward(residuals: Any, dout: Array) -> tuple[Array, Array, Array]:
+    def out_backward(residuals: Any, dout: Array) -> tuple[Array, Array, Array, Array | None]:
         q, k, v, result = residuals
         gradients = backward(q, k, v, dout, result)
         return (
             _cast(gradients.dq, q.dtype),
             _cast(gradients.dk, k.dtype),
             _cast(gradients.dv, v.dtype),
+            gradients.dsink,
         )
 
     out.defvjp(out_forward, out_backward)
-    return out(q, k, v)
+    return out(q, k, v, sink)
 
 
 def _cast(x: Array, dtype: Any) -> Array:

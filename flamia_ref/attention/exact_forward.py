@@ -12,44 +12,48 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flamia_ref.attention.parts import Mask, Part, Values, over_seen, parts
-from flamia_ref.attention.product import Guard, Operand, TileOrder, Use
+from flamia_ref.attention.exact_tensor import HIGH, UNIT, Tensor, encoded, tensor
+from flamia_ref.attention.parts import Pairs, Part, Values, capped, over_seen, parts
+from flamia_ref.attention.product import Guard, Operand, Scope, TileOrder, Use
 from flamia_ref.attention.recipe import Recipe
-from flamia_ref.formats import FORMATS, PRESETS, Overflow, decode, dequantize, encode, quantize
-from flamia_ref.packing import Documents
+from flamia_ref.formats import PRESETS, dequantize, quantize
+from flamia_ref.packing import Mask
 
 LOG2_E = math.log2(math.e)
-_UNIT = 127  # e8m0 code of 2^0
-_HIGH = "bf16"  # P in guarded blocks
+_LARGEST = float(np.finfo(np.float32).max)
+_BLOCK = 32
+_KEYS = (Use.S_K, Use.O_V, Use.DP_V, Use.DQ_K)
 
-Exponents = npt.NDArray[np.int32]
-
-
-class Tensor(NamedTuple):
-    """One use of q, k, v or dO: its values and the inputs that guarded blocks take [tokens, heads, head_dim], and the
-    exponents of the scales that another use takes over, 0 where none does [tokens, heads]."""
-
-    values: Values
-    inputs: Values
-    exponents: Exponents
-
-    @property
-    def elements(self) -> Values:
-        """What the product sees: without the scale that another use takes over."""
-        return np.ldexp(self.values, -self.exponents[:, :, None])
+Places = npt.NDArray[np.int64]
 
 
 class Rows(NamedTuple):
-    """The forward of one part. t = S c, -inf where masked; w and z as in `exact` [rows, keys]; the row sum [rows, 1]; O
-    [rows, head_dim]; lse [rows]; gain: the factor of V in dO/dw, 1 unless P's scale is static and not 1."""
+    """The forward of one part.
 
-    t: Values
+    Attributes:
+        w, z: as in `exact`, [rows, keys], relative to the base.
+        p: P as O's product takes it, without a scale that it took over, [rows, keys], relative to the base.
+        counted: the pairs that have a weight, [rows, keys].
+        base: [rows, 1], in units of t: the row's last, or the sink where that is above it.
+        total: the row sum with the sink [rows, 1], 1 in dead rows.
+        sink: the sink's probability [rows, 1], 0 in dead rows.
+        out, lse: O [rows, v's head_dim], lse [rows].
+        gain, sum_gain: the factors of V in dO/dw and of O there, 1 unless P's scale is static and not 1.
+        slope: the derivative of the soft cap, 1 without one.
+    """
+
     w: Values
     z: Values
+    p: Values
+    counted: Pairs
+    base: Values
     total: Values
+    sink: Values
     out: Values
     lse: Values
     gain: Values
+    sum_gain: Values
+    slope: Values
 
 
 class ExactForward:
@@ -61,122 +65,200 @@ class ExactForward:
         k: Values,
         v: Values,
         recipe: Recipe,
-        documents: Documents,
-        causal: bool,
+        mask: Mask,
+        *,
         softmax_scale: float,
         quantized: bool,
+        softcap: float | None = None,
+        sink: Values | None = None,
     ) -> None:
-        self.recipe, self.documents, self.causal = recipe, documents, causal
-        self.quantized, self.score_factor = quantized, softmax_scale * LOG2_E
+        self.recipe, self.mask, self.quantized = recipe, mask, quantized
+        self.softmax_scale, self.softcap = softmax_scale, softcap
+        self.sink = np.full(q.shape[1], -np.inf) if sink is None else sink * LOG2_E
         self.heads = (q.shape[1], k.shape[1])
+        self._worked: dict[int, tuple[Places, Places]] = {}
         with np.errstate(all="ignore"):
             self.q, self.k = self.tensor(q, Use.S_Q), self.tensor(k, Use.S_K)
             self.v = self.tensor(v, Use.O_V)
 
     def parts(self) -> Iterator[Part]:
         """Every query once."""
-        return parts(self.documents, *self.heads, self.causal)
+        every = self.recipe.softmax.mask_value is not None
+        return parts(self.mask, *self.heads, every_key=every)
 
-    def guarded(self, part: Part, use: Use) -> Mask:
-        """The pairs at which a use takes the inputs."""
+    def guarded(self, part: Part, use: Use) -> Pairs:
+        """The pairs at which a use takes what is for guarded blocks."""
         if self.quantized and self.recipe.operand(use).guard is Guard.HIGH_PRECISION_WHERE_CUT:
             return part.guarded()
         return np.zeros_like(part.seen)
 
     def tensor(self, x: Values, use: Use) -> Tensor:
-        """`x` [tokens, heads, head_dim] as one use takes it, quantized document by document."""
-        operand = self.recipe.operand(use)
-        values, exponents = x.copy(), np.zeros(x.shape[:2], dtype=np.int32)
-        if not self.quantized and operand.scale_folded_into is None:
-            return Tensor(values, x, exponents)
-        narrow = x.astype(np.float32)
-        for document in self.documents:
-            rows = np.moveaxis(narrow[document], 1, 0)
-            if operand.format not in PRESETS:
-                stored = _encoded(narrow[document], operand.format)
-            elif rows.size:
-                block = quantize(rows, operand.format, block=operand.block)
-                stored = np.moveaxis(np.asarray(dequantize(block, np.float64)), 0, 1)
-                if operand.scale_folded_into is not None:
-                    exponents[document] = block.scales[:, :, 0].T.astype(np.int32) - _UNIT
-            else:
-                continue
-            if self.quantized:
-                values[document] = stored
-        return Tensor(values, x, exponents)
+        """`x` [tokens, heads, channels] as one use takes it."""
+        documents = self.mask.keys if use in _KEYS else self.mask.queries
+        return tensor(x, self.recipe, use, documents, quantized=self.quantized)
 
-    def t(self, part: Part) -> Values:
-        """The scores times c, -inf where masked."""
+    def scores(self, part: Part) -> tuple[Values, Values]:
+        """t = S' c of a part, the scores in log2 units, -inf where masked; and the derivative of the soft cap."""
         row, key = (part.rows, part.head), (part.keys, part.kv_head)
         s = self.q.values[row] @ self.k.values[key].T
         cut = self.guarded(part, Use.S_K)
         if cut.any():
-            s = np.where(cut, self.q.inputs[row] @ self.k.inputs[key].T, s)
-        return np.where(part.seen, s * self.score_factor, -np.inf)
+            s = np.where(cut, self.q.guarded[row] @ self.k.guarded[key].T, s)
+        s, slope = capped(s * self.softmax_scale, self.softcap)
+        return np.where(part.seen, s * LOG2_E, -np.inf), slope
 
     def rows(self, part: Part) -> Rows:
         """The forward of one part."""
-        key, knobs = (part.keys, part.kv_head), self.recipe.softmax
-        t = self.t(part)
-        bases = _bases(t, self.recipe, self.causal)
-        last = bases.max(axis=1, keepdims=True)  # a base never falls
-        dead = np.isneginf(last)
-        p = np.where(np.isneginf(t), 0, np.exp2(t - bases + knobs.p_offset))
-        scale = self.v.exponents[key]
-        taken = scale if self.recipe.o.right.scale_folded_into is Use.O_P else np.zeros_like(scale)
-        cut = self.guarded(part, Use.O_V)
-        z = np.ldexp(self._weights(np.ldexp(p, taken)), -scale)
-        gain = np.broadcast_to(np.ldexp(static_scale(self.recipe.o.left), taken - scale), p.shape)
-        if cut.any():
-            z = np.where(cut, _encoded(p.astype(np.float32), _HIGH), z)
-            gain = np.where(cut, 1, gain)
+        key, offset = (part.keys, part.kv_head), self.recipe.softmax.p_offset
+        keys, (t, slope) = part.seen.shape[1], self.scores(part)
+        t = self._with_masked(part, t)
+        cut = _widened(self.guarded(part, Use.O_V), t.shape[1])
+        bases = self._bases(part, t)
+        last = bases.max(axis=1, keepdims=True, initial=-np.inf)  # a base never falls
+        dead = np.isneginf(last) | ~part.seen.any(axis=1, keepdims=True)
+        sink = self.sink[part.head]
+        last = np.maximum(last, sink)
         moved = np.where(np.isneginf(bases) | dead, 0, np.exp2(bases - last))
-        w, z = p * moved, z * moved
-        total = np.where(dead, 1, w.sum(axis=1, keepdims=True))
-        out = over_seen(np.where(cut, 0, z), self.v.values[key], part.seen & ~cut)
+
+        w = np.where(np.isneginf(t), 0, np.exp2(t - bases + offset))
+        exponents = np.pad(self.v.exponents[key], (0, t.shape[1] - keys))
+        taken = exponents if self.recipe.o.right.scale_folded_into is Use.O_P else 0 * exponents
+        p = np.ldexp(self._weights(np.ldexp(w, taken)), -taken)
+        static = np.full_like(p, static_scale(self.recipe.o.left))
         if cut.any():
-            out = out + over_seen(np.where(cut, z, 0), self.v.inputs[key], part.seen & cut)
-        lse = np.where(dead, -np.inf, (last - knobs.p_offset + np.log2(total)) / LOG2_E)
-        return Rows(t, w, z, total, out / total, lse[:, 0], gain)
+            p = np.where(cut, encoded(w.astype(np.float32), HIGH), p)
+            static, taken = np.where(cut, 1, static), np.where(cut, exponents, taken)
+        w, p = w * moved, p * moved
+
+        of_codes = self.recipe.softmax.row_sum_of == "codes"
+        of_sink = np.where(dead, 0, np.exp2(sink - last + offset))
+        total = (p if of_codes else w).sum(axis=1, keepdims=True) + of_sink
+        total = np.where(dead, 1, total)
+        lse = np.where(dead, sink, last - offset + np.log2(total)) / LOG2_E
+        counted = ~np.isneginf(t[:, :keys]) & ~dead
+        w, p, static, cut = (x[:, :keys] for x in (w, p, static, cut))
+        moves = np.broadcast_to(taken - exponents, t.shape)[:, :keys]
+        z = np.ldexp(p, moves)
+        out = over_seen(np.where(cut, 0, z), self.v.values[key], counted & ~cut)
+        if cut.any():
+            out = out + over_seen(np.where(cut, z, 0), self.v.guarded[key], counted & cut)
+        return Rows(
+            w=w,
+            z=z,
+            p=p,
+            counted=counted,
+            base=last,
+            total=total,
+            sink=of_sink / total,
+            out=out / total,
+            lse=lse[:, 0],
+            gain=np.ldexp(static, moves),
+            sum_gain=static if of_codes else np.ones_like(static),
+            slope=slope,
+        )
+
+    def _with_masked(self, part: Part, t: Values) -> Values:
+        """`t` with the score of masked pairs, where they have one: in every pair of tiles that is worked on, and in its
+        columns past the document's end too, which have no V."""
+        value = self.recipe.softmax.mask_value
+        if value is None:
+            return t
+        scale = 1.0 if self.softcap or self.recipe.softmax.score == "scaled" else self.softmax_scale
+        masked = float(np.float32(value)) * scale * LOG2_E
+        masked = masked if masked >= -_LARGEST else -np.inf  # as float32 has it
+        size = self.recipe.tiles.key
+        first, count = self._tiles(part)
+        tile = np.arange(-(-t.shape[1] // size) * size) // size
+        worked = (tile >= first[:, None]) & (tile < (first + count)[:, None])
+        wide = np.where(worked, masked, -np.inf)
+        wide[:, : t.shape[1]] = np.where(part.seen, t, wide[:, : t.shape[1]])
+        return wide
+
+    def _tiles(self, part: Part) -> tuple[Places, Places]:
+        """For each row the first of the key tiles that its query tile is worked on with, and how many they are."""
+        if part.document not in self._worked:
+            self._worked[part.document] = self._worked_on(part.document)
+        rows = part.first_query + np.arange(len(part.seen))
+        first, count = self._worked[part.document]
+        tile = rows // self.recipe.tiles.query
+        return first[tile], count[tile]
+
+    def _worked_on(self, document: int) -> tuple[Places, Places]:
+        """The first of the key tiles of each query tile, and how many they are."""
+        tiles = self.recipe.tiles
+        first, last = self.mask.document_bounds(document)
+        starts = range(0, len(first), tiles.query)
+        if tiles.masked == "computed":
+            count = -(-self.mask.keys.lengths[document] // tiles.key)
+            return np.zeros(len(starts), dtype=np.int64), np.full(len(starts), count)
+        found = []
+        for start in starts:
+            rows = slice(start, start + tiles.query)
+            alive = last[rows] >= 0
+            if alive.any():
+                begin, end = first[rows][alive].min() // tiles.key, last[rows].max() // tiles.key
+                found.append((int(begin), int(end - begin + 1)))
+            else:
+                found.append((0, 0))
+        table = np.array(found, dtype=np.int64).reshape(-1, 2)
+        return table[:, 0], table[:, 1]
+
+    def _bases(self, part: Part, t: Values) -> Values:
+        """The base of each pair, in units of t: that of its row once its key tile is in. -inf before the first score.
+
+        Each split of the keys has bases of its own.
+        """
+        knobs, size, splits = self.recipe.softmax, self.recipe.tiles.key, self.recipe.tiles.splits
+        scores = np.ceil(t) if knobs.base == "integer_max" else t
+        stop = part.first_key + t.shape[1]
+        order = list(range(part.first_key // size, -(-stop // size)))
+        if self.recipe.o.tile_order is TileOrder.DESCENDING or (
+            self.recipe.o.tile_order is TileOrder.DESCENDING_WHERE_CAUSAL and self.mask.causal
+        ):
+            order.reverse()
+        if splits > 1:
+            first, count = self._tiles(part)
+            length = np.maximum(-(-count // splits), 1)
+        base = np.full(len(t), -np.inf)
+        bases = np.full_like(t, -np.inf)
+        run = np.full(len(t), -1)
+        for tile in order:
+            columns = slice(
+                max(tile * size - part.first_key, 0), (tile + 1) * size - part.first_key
+            )
+            if splits > 1:
+                now = (tile - first) // length
+                base, run = np.where(now == run, base, -np.inf), now
+            largest = scores[:, columns].max(axis=1)
+            follows = np.isneginf(base) | ~(largest - base <= knobs.rescale_threshold)
+            base = np.where(follows, np.maximum(base, largest), base)
+            bases[:, columns] = base[:, None]
+        return bases
 
     def _weights(self, p: Values) -> Values:
         """P, with the scales that it took over, as O takes it."""
         operand = self.recipe.o.left
-        if not self.quantized:
+        if not self.quantized or not p.size:
             return static_scale(operand) * p
         narrow = p.astype(np.float32)
         if operand.format not in PRESETS:
-            return static_scale(operand) * _encoded(narrow, operand.format)
+            return static_scale(operand) * encoded(narrow, operand.format)
         block = quantize(narrow, operand.format, block=operand.block)
         return np.asarray(dequantize(block, np.float64))
 
 
-def _bases(t: Values, recipe: Recipe, causal: bool) -> Values:
-    """The base of each pair, in units of t: that of its row once its key tile is in. -inf before the first score."""
-    knobs, size = recipe.softmax, recipe.tiles.key
-    scores = np.ceil(t) if knobs.base == "integer_max" else t
-    order = list(range(0, t.shape[1], size))
-    if recipe.o.tile_order is TileOrder.DESCENDING or (
-        recipe.o.tile_order is TileOrder.DESCENDING_WHERE_CAUSAL and causal
-    ):
-        order.reverse()
-    base = np.full(len(t), -np.inf)
-    bases = np.empty_like(t)
-    for first in order:
-        largest = scores[:, first : first + size].max(axis=1)
-        follows = np.isneginf(base) | ~(largest - base <= knobs.rescale_threshold)
-        base = np.where(follows, np.maximum(base, largest), base)
-        bases[:, first : first + size] = base[:, None]
-    return bases
-
-
 def static_scale(operand: Operand) -> float:
-    """The value of a static scale, 1 for other operands."""
-    return 1.0 if operand.static_scale is None else 2.0 ** (operand.static_scale - _UNIT)
+    """The value of the static scale of P or dS, 1 for another scope."""
+    if operand.scope is not Scope.STATIC or operand.static_scale is None:
+        return 1.0
+    return float(2.0 ** (operand.static_scale - UNIT))
 
 
-def _encoded(x: npt.NDArray[np.float32], name: str) -> Values:
-    """`x` in a scalar format, as its values. What is too large is infinite where the format has infinity."""
-    chosen = FORMATS[name]
-    overflow = Overflow.SATURATE if chosen.infinity_code is None else Overflow.NATIVE
-    return np.asarray(decode(encode(x, chosen, overflow=overflow), chosen, np.float64))
+def _widened(cut: Pairs, columns: int) -> Pairs:
+    """Guarded pairs with as many columns; those of the last block past the document's end are as the rest of it."""
+    keys = cut.shape[1]
+    wide = np.zeros((len(cut), columns), dtype=np.bool_)
+    wide[:, :keys] = cut
+    if keys:
+        wide[:, keys : -(-keys // _BLOCK) * _BLOCK] = cut[:, -1:]
+    return wide

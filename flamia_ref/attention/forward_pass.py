@@ -9,15 +9,18 @@ import numpy as np
 
 from flamia_ref import _backend
 from flamia_ref._backend import Array
-from flamia_ref.attention import forward_tile, inputs
+from flamia_ref.attention import forward_tile, inputs, sides
 from flamia_ref.attention.computed import check_computed
 from flamia_ref.attention.inputs import Inputs
 from flamia_ref.attention.product import TileOrder, Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.results import Forward
 from flamia_ref.attention.run import TILES, Run, TracedTiles, tile_keys
-from flamia_ref.attention.stages import forward_stages, pair_names
-from flamia_ref.packing import QueryTiles, guarded_blocks, last_visible, query_tiles
+from flamia_ref.attention.sides import Rows
+from flamia_ref.attention.softmax import Factors
+from flamia_ref.attention.stages import forward_stages, kept_for_backward, pair_names
+from flamia_ref.packing import QueryTiles, guarded_blocks, query_tiles
+from flamia_ref.packing.tiles import Indices
 
 
 def forward(
@@ -27,61 +30,83 @@ def forward(
     recipe: Recipe | str,
     *,
     cu_seqlens: Any = None,
-    cu_seqlens_k: None = None,
+    cu_seqlens_k: Any = None,
     causal: bool = True,
     alignment: str = "bottom_right",
-    window: None = None,
+    window: tuple[int | None, int | None] | None = None,
     softmax_scale: float | None = None,
-    softcap: None = None,
-    sink: None = None,
+    softcap: float | None = None,
+    sink: Any = None,
     trace: Iterable[str] = (),
 ) -> Forward:
     """Attention over packed documents by a recipe, to the last bit.
 
-    Shapes: `q` [tokens, heads, head_dim]; `k`, `v` [tokens, kv_heads, head_dim], heads a multiple of kv_heads; float32
-    or bfloat16, numpy or JAX. float32 values are rounded to the recipe's input format first, with an `InputRounded`
-    warning where that changes one. `cu_seqlens` int32 [documents + 1] on the host, None for one document.
-    `softmax_scale` defaults to 1 / math.sqrt(head_dim). `trace` names stages of `forward_stages(recipe)`.
-    `cu_seqlens_k`, `window`, `softcap` and `sink` must be None: no recipe computes them yet.
+    Shapes: `q` [tokens, heads, head_dim]; `k` [keys, kv_heads, head_dim], `v` [keys, kv_heads, value channels], heads a
+    multiple of kv_heads; float32 or bfloat16, numpy or JAX. float32 values are rounded to the recipe's input format
+    first, with an `InputRounded` warning where that changes one. `cu_seqlens` int32 [documents + 1] on the host, None
+    for one document; `cu_seqlens_k` likewise of the keys, None where they are the same tokens as the queries.
+
+    Query i of a document stands at key i plus the document's keys less its queries with the `alignment`
+    "bottom_right", at key i with "top_left". `causal`: it sees no key after that one. `window` = (left, right): it sees
+    that many keys before and after that one besides, None for all. `softmax_scale` defaults to 1 /
+    math.sqrt(head_dim). `softcap`: scores become softcap tanh(score / softcap). `sink` [heads] float32: the logit of a
+    key of value 0 for each head. `trace` names stages of `forward_stages(recipe)`, or pairs of such a name and a tile
+    (document, head, first query, first key), for the stages that are lists: those tiles alone.
 
     Returns: a `Forward`, arrays in the library of the inputs.
-    Raises: ValueError or TypeError for bad shapes, dtypes, lengths, names and scales, before any work. NaN and infinity
-    are no error; the recipe says what they give.
+    Raises: ValueError or TypeError for bad shapes, dtypes, lengths, names, windows and scales, before any work. NaN and
+    infinity are no error; the recipe says what they give.
     Source: the recipe's.
     """
     chosen = inputs.chosen_recipe(recipe)
     check_computed(chosen)
-    inputs.refuse_unsupported(
-        chosen.name, cu_seqlens_k=cu_seqlens_k, window=window, softcap=softcap, sink=sink
-    )
-    inputs.check_alignment(alignment)
     stages = inputs.check_trace(trace, forward_stages(chosen))
     given = inputs.check(
-        q, k, v, chosen, cu_seqlens=cu_seqlens, causal=causal, softmax_scale=softmax_scale
+        q,
+        k,
+        v,
+        cu_seqlens=cu_seqlens,
+        cu_seqlens_k=cu_seqlens_k,
+        causal=causal,
+        alignment=alignment,
+        window=window,
+        softmax_scale=softmax_scale,
+        softcap=softcap,
+        sink=sink,
     )
-    return _ForwardRun(given, chosen, bool(causal), stages).forward()
+    return _ForwardRun(given, chosen, stages, inputs.sink_bits(sink)).forward()
 
 
 class _ForwardRun(Run):
     """One forward."""
 
     def __init__(
-        self, given: Inputs, recipe: Recipe, causal: bool, stages: tuple[str, ...]
+        self,
+        given: Inputs,
+        recipe: Recipe,
+        stages: tuple[str, ...],
+        sink: Array | None,
     ) -> None:
         tensors = {"q": given.q, "k": given.k, "v": given.v}
-        super().__init__(tensors, recipe, given.documents, given.namespace, given.device)
-        self.given, self.causal, self.stages = given, causal, stages
-        factor = inputs.score_factor(given.softmax_scale, recipe.softmax.score_factor)
-        self.score_factor = self.to_compute(factor)
+        super().__init__(tensors, recipe, given.shape.mask, given.namespace, given.device)
+        self.given, self.stages, self.sink = given, stages, sink
+        factors = inputs.factors(given.shape, recipe.softmax, recipe.softmax.score_factor)
+        self.factors = Factors(*(None if x is None else self.to_compute(x) for x in factors))
         self.traced = TracedTiles(self, stages)
-        self.skips = recipe.tiles.masked == "skipped"
+        self.splits = recipe.tiles.splits
+        # A tile without a visible pair adds zeros. Where it can show otherwise than by a NaN of V, it is computed.
+        computed = recipe.tiles.masked == "computed"
+        self.whole = computed and (self.splits > 1 or recipe.softmax.mask_value is not None)
+        self.poisons = computed and not self.whole
+        self.keeps = kept_for_backward(recipe)
+        self.bases: dict[tuple[int, int, int, int], Array] = {}
 
     def forward(self) -> Forward:
-        v_nan = None if self.skips else self._nan_channels()
+        v_nan = self._nan_channels() if self.poisons else None
         columns: list[list[Array]] = []
         place = np.zeros(self.tokens * self.heads, dtype=np.int32)
         filled = 0
-        for tiles in query_tiles(self.documents, self.heads, TILES, self.recipe.tiles.query):
+        for tiles in query_tiles(self.mask, self.heads, TILES, self.size):
             tokens = tiles.query_tokens()
             inside = tokens >= 0
             flat = (tokens * self.heads + tiles.head[:, None])[inside]
@@ -91,66 +116,145 @@ class _ForwardRun(Run):
         return self._assembled(columns, place)
 
     def _nan_channels(self) -> Array:
-        """Whether a document has a code of V that is no number: bool [documents * kv_heads, head_dim]."""
+        """Whether a document has a code of V that is no number: bool [documents * kv_heads, value channels]."""
         bad = self.copy(Use.O_V).not_finite()
-        rows = [bad[document].any(axis=0) for document in self.documents]
-        return self.layout.stack(rows).reshape(-1, self.head_dim)
+        rows = [bad[document].any(axis=0) for document in self.mask.keys]
+        return self.layout.stack(rows).reshape(-1, self.value_dim)
 
     def _tiles(self, tiles: QueryTiles, v_nan: Array | None) -> list[Array]:
-        """Everything for one batch of query tiles: out, o, lse, row maximum and row sum, rows first."""
+        """Everything for one batch of query tiles: output codes, o, lse, row maximum and row sum, rows first."""
         count = len(tiles)
         batch = tiles.padded(TILES) if self.fixed_shapes else tiles
-        rows = batch.rows
-        last = last_visible(batch, self.causal)
+        bounds = batch.bounds(self.mask)
+        begin, end = batch.key_tiles(bounds[1], bounds[0])
+        if self.whole:
+            begin, end = np.zeros_like(begin), -(-batch.key_length // batch.keys)
         kv_head = batch.head // self.group
-        state = forward_tile.start(len(batch), rows, self.head_dim, self.recipe)
-        state = forward_tile.State(*(self.to_compute(self.layout.asarray(x)) for x in state))
         queries = self.rows(Use.S_Q, batch.query_tokens(), batch.head)
-        last_tile = last.max(axis=1) // rows  # -1 for padding
-        descending = self.recipe.o.tile_order is TileOrder.DESCENDING
-        seen = int(batch.length.max()) if "s" in self.stages else int(last.max()) + 1
-        order = range(-(-seen // rows))
-        pair = pair_names(self.recipe)[Use.O_P]
-        for index in reversed(order) if descending else order:
-            tokens = batch.key_tokens(index)
-            key_start = np.full(len(batch), index * rows, dtype=np.int32)
+        nan = sink = None
+        if v_nan is not None:
+            nan = self.to_compute(_backend.gather(v_nan, batch.document * self.kv_heads + kv_head))
+        if self.sink is not None:
+            sink = self.to_compute(_backend.gather(self.sink, batch.head))
+        length = -(-(end - begin) // self.splits)
+        inside = self.recipe.softmax.combine == "scales_first" or self.splits == 1
+        runs = []
+        for split in range(self.splits):
+            first = np.minimum(begin + split * length, end)
+            last = np.minimum(first + length, end)
+            state = self._key_tiles(tiles, batch, bounds, first, last, queries, kv_head)
+            # Rows that see a key of the document may see none of this run.
+            unseen = (bounds[1] < first[:, None] * batch.keys) | (
+                bounds[0] >= last[:, None] * batch.keys
+            )
+            with_sink = sink if inside and split == 0 else None
+            unseen = self.to_compute(unseen | (bounds[1] < 0))
+            runs.append(
+                forward_tile.end(state, with_sink, unseen, nan, self.factors, recipe=self.recipe)
+            )
+        self._unseen_scores(tiles, batch, begin, end, queries, kv_head)
+        o, lse, row_max, row_sum = runs[0]
+        if self.splits > 1:
+            xp = _backend.namespace(o)
+            late = None if inside else sink
+            stacked = [xp.stack(column) for column in zip(*runs, strict=True)]
+            o, lse = forward_tile.combined(*stacked[:2], late, recipe=self.recipe)
+            row_max, row_sum = (xp.moveaxis(x, 0, 2) for x in stacked[2:])
+        results = (forward_tile.output(o), o, lse, row_max, row_sum)
+        rows = count * batch.rows
+        return [self.to_layout(x)[:count].reshape(rows, *x.shape[2:]) for x in results]
+
+    def _key_tiles(
+        self,
+        tiles: QueryTiles,
+        batch: QueryTiles,
+        bounds: tuple[Indices, Indices],
+        first: Indices,
+        last: Indices,
+        queries: Rows,
+        kv_head: Indices,
+    ) -> forward_tile.State:
+        """The state of a batch of query tiles after the key tiles `first` to `last` of each."""
+        recipe, count = self.recipe, len(tiles)
+        state = forward_tile.start(len(batch), batch.rows, self.value_dim, recipe)
+        state = forward_tile.State(*(self.to_compute(self.layout.asarray(x)) for x in state))
+        order = recipe.o.tile_order
+        descending = order is TileOrder.DESCENDING or (
+            order is TileOrder.DESCENDING_WHERE_CAUSAL and self.mask.causal
+        )
+        names = ("s", "p", *(f"{pair_names(recipe)[Use.O_P]}.{x}" for x in ("codes", "scales")))
+        least, most = (self.to_compute(x) for x in bounds)
+        for step in range(int((last - first).max(initial=0))):
+            index = last - 1 - step if descending else first + step
+            skipped = first + step >= last
+            key_start = np.where(skipped, 0, index * batch.keys).astype(np.int32)
             guarded = None
-            if self.recipe.s.guarded or self.recipe.o.guarded:
-                guarded = self.to_compute(guarded_blocks(last, key_start))
-            first = last_tile == index if descending else np.full(len(batch), index == 0)
+            if recipe.s.guarded or recipe.o.guarded:
+                inside = batch.query_tokens() >= 0
+                found = guarded_blocks(*bounds, inside, key_start, batch.keys)
+                guarded = None if found is None else self.to_compute(found)
             work = forward_tile.Work(
                 self.to_compute(key_start),
-                self.to_compute(last),
-                self.to_compute(first),
-                self.to_compute(last_tile < index if self.skips else np.zeros(len(batch), bool)),
+                least,
+                most,
+                self.to_compute(np.full(len(batch), step == 0)),
+                self.to_compute(skipped),
                 guarded,
             )
+            tokens = batch.key_tokens(key_start)
             state, stages = forward_tile.key_tile_step(
                 state,
                 queries,
                 self.rows(Use.S_K, tokens, kv_head),
                 self.rows(Use.O_V, tokens, kv_head),
                 work,
-                self.score_factor,
-                recipe=self.recipe,
+                self.factors,
+                recipe=recipe,
             )
-            names = ("s", "p", f"{pair}.codes", f"{pair}.scales")
             keys = tile_keys(tiles.document, tiles.head, tiles.first, key_start[:count])
-            self.traced.add(dict(zip(names, stages, strict=True)), keys)
-        nan = None
-        if v_nan is not None:
-            nan = self.to_compute(_backend.gather(v_nan, batch.document * self.kv_heads + kv_head))
-        ends = forward_tile.end(state, nan, self.score_factor, recipe=self.recipe)
-        results = (ends.out, ends.o, ends.lse, state.row_max, ends.row_sum)
-        return [self.to_layout(x)[:count].reshape(count * rows, *x.shape[2:]) for x in results]
+            worked = np.flatnonzero(~skipped[:count])
+            self.traced.add(dict(zip(names, stages, strict=False)), keys, worked)
+            if "row_base" in self.keeps:
+                base = self.to_layout(stages.base)
+                for at in worked:
+                    self.bases[keys[at]] = base[at]
+        return state
+
+    def _unseen_scores(
+        self,
+        tiles: QueryTiles,
+        batch: QueryTiles,
+        begin: Indices,
+        end: Indices,
+        queries: Rows,
+        kv_head: Indices,
+    ) -> None:
+        """S of the pairs of tiles that nothing else was computed of, where it is traced."""
+        if "s" not in self.stages:
+            return
+        count = len(tiles)
+        for index in range(int((-(-batch.key_length // batch.keys)).max(initial=0))):
+            key_start = np.full(len(batch), index * batch.keys, dtype=np.int32)
+            left_out = ((index < begin) | (index >= end)) & (key_start < batch.key_length)
+            missing = np.flatnonzero(left_out[:count])
+            if not len(missing):
+                continue
+            tokens = batch.key_tokens(key_start)
+            keys = self.rows(Use.S_K, tokens, kv_head)
+            s = sides.over_channels(queries, keys, self.recipe.s, None)
+            places = tile_keys(tiles.document, tiles.head, tiles.first, key_start[:count])
+            self.traced.add({"s": s}, places, missing)
 
     def _assembled(self, columns: list[list[Array]], place: np.ndarray[Any, Any]) -> Forward:
         """The packed results from the rows of all tiles."""
         xp, shape = self.layout, (self.tokens, self.heads)
         if not columns:
-            empty = xp.zeros((0,), dtype=np.uint32)
-            wide = xp.zeros((0, self.head_dim), dtype=np.uint32)
-            columns = [[wide.astype(np.uint16), wide, empty, empty, empty]]
+            runs = (self.splits,) if self.splits > 1 else ()
+            empty = xp.zeros((0, *runs), dtype=np.uint32)
+            wide = xp.zeros((0, self.value_dim), dtype=np.uint32)
+            columns = [
+                [wide.astype(np.uint16), wide, xp.zeros((0,), dtype=np.uint32), empty, empty]
+            ]
         rows = (
             _backend.gather(xp.concatenate(list(column)), place)
             for column in zip(*columns, strict=True)
@@ -166,12 +270,59 @@ class _ForwardRun(Run):
                 trace[name] = self.finished(found[name])
             else:
                 trace[name] = self.finished(self.copy_stage(name))
+        saved = {}
+        if "o" in self.keeps:
+            saved["o"] = self.finished(o)
+        if "row_base" in self.keeps:
+            saved["row_base"] = self.finished(self._row_bases())
         return Forward(
             out=self.finished(out),
             lse=self.finished(lse.T),
+            saved=saved,
             trace=trace,
             recipe=self.recipe,
-            documents=self.documents,
-            causal=self.causal,
-            softmax_scale=self.given.softmax_scale,
+            mask=self.mask,
+            softmax_scale=self.given.shape.softmax_scale,
+            softcap=self.given.shape.softcap,
+            sink=None if self.sink is None else self.finished(self.sink),
         )
+
+    def _row_bases(self) -> Array:
+        """What the P of each row and key tile is relative to, [heads, tokens, key tiles], 0 where none was computed."""
+        xp = self.layout
+        size = [
+            self.size.of(*x)
+            for x in zip(self.mask.queries.lengths, self.mask.keys.lengths, strict=True)
+        ]
+        counts = [
+            -(-keys // columns)
+            for keys, (_, columns) in zip(self.mask.keys.lengths, size, strict=True)
+        ]
+        most = max(counts, default=0)
+        parts = []
+        for index, (document, (rows, columns)) in enumerate(
+            zip(self.mask.queries, size, strict=True)
+        ):
+            length = document.stop - document.start
+            zeros = xp.zeros((rows,), dtype=np.uint32)
+            planes = (
+                [
+                    xp.stack(
+                        [
+                            xp.concatenate(
+                                [
+                                    self.bases.get((index, head, first, tile * columns), zeros)
+                                    for first in range(0, length, rows)
+                                ]
+                            )[:length]
+                            for tile in range(most)
+                        ],
+                        axis=-1,
+                    )
+                    for head in range(self.heads)
+                ]
+                if length and most
+                else [xp.zeros((length, most), dtype=np.uint32)] * self.heads
+            )
+            parts.append(xp.stack(planes))
+        return xp.concatenate(parts, axis=1)

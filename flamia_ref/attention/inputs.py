@@ -16,14 +16,14 @@ import numpy as np
 from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref._errors import InputRounded, shown, unknown_name
-from flamia_ref.attention.knobs import ScoreFactor
+from flamia_ref.attention.knobs import ScoreFactor, Softmax
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.recipes import RECIPES
+from flamia_ref.attention.softmax import LOG2_E, Factors
 from flamia_ref.formats import BF16, Overflow, encode_bits
-from flamia_ref.packing import Documents
+from flamia_ref.packing import Documents, Mask
 
 DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
-ALIGNMENTS = ("bottom_right", "top_left")
 _LOG2_E_DIGITS = 80
 _NO_GRADIENT = (
     "attention.forward and attention.backward round their inputs to codes and have no gradient; use"
@@ -31,8 +31,16 @@ _NO_GRADIENT = (
 )
 
 
+class Shape(NamedTuple):
+    """What arguments other than arrays say: the mask, the softmax scale, the soft cap."""
+
+    mask: Mask
+    softmax_scale: float
+    softcap: float | None
+
+
 class Inputs(NamedTuple):
-    """Checked inputs of a forward: q, k, v as float32 bits of values in the recipe's input format.
+    """Checked inputs of a forward: q, k, v as float32 bits of values in the recipe's input format, and the sink.
 
     They are numpy arrays wherever their values are on the host; `namespace` and `device` are the caller's.
     """
@@ -42,8 +50,7 @@ class Inputs(NamedTuple):
     v: Array
     namespace: ModuleType
     device: object | None
-    documents: Documents
-    softmax_scale: float
+    shape: Shape
 
 
 def chosen_recipe(recipe: Recipe | str) -> Recipe:
@@ -55,18 +62,15 @@ def chosen_recipe(recipe: Recipe | str) -> Recipe:
     raise TypeError(f"recipe is {shown(recipe)}; it must be a Recipe or a name in RECIPES")
 
 
-def check(
-    q: Any, k: Any, v: Any, recipe: Recipe, *, cu_seqlens: Any, causal: Any, softmax_scale: Any
-) -> Inputs:
-    """Check the arguments of a forward, and bring q, k, v to bits. Raises ValueError or TypeError of one line."""
-    documents, scale = check_shapes(
-        q, k, v, cu_seqlens=cu_seqlens, causal=causal, softmax_scale=softmax_scale, dtypes=DTYPES
-    )
+def check(q: Any, k: Any, v: Any, **arguments: Any) -> Inputs:
+    """Check the arguments of a forward, and bring q, k, v to bits. Raises ValueError or TypeError of one line.
+
+    `arguments` are the keywords of `check_shapes` but for the dtypes.
+    """
+    shape = check_shapes(q, k, v, dtypes=DTYPES, **arguments)
     namespace, device = _backend.namespace(q), _backend.device(q)
     bits = rounded_bits({"q": q, "k": k, "v": v})
-    return Inputs(
-        **bits, namespace=namespace, device=device, documents=documents, softmax_scale=scale
-    )
+    return Inputs(**bits, namespace=namespace, device=device, shape=shape)
 
 
 def rounded_bits(arrays: dict[str, Any]) -> dict[str, Array]:
@@ -87,52 +91,127 @@ def check_shapes(
     v: Any,
     *,
     cu_seqlens: Any,
+    cu_seqlens_k: Any,
     causal: Any,
+    alignment: Any,
+    window: Any,
     softmax_scale: Any,
+    softcap: Any,
+    sink: Any,
     dtypes: Iterable[np.dtype[Any]],
-) -> tuple[Documents, float]:
-    """Check everything about the arguments but a recipe. Returns the documents and the softmax scale."""
+) -> Shape:
+    """Check everything about the arguments but a recipe."""
     arrays = {"q": q, "k": k, "v": v}
     for name, x in arrays.items():
         check_values(name, x, tuple(dtypes))
-    check_one_library(arrays)
+    check_one_library(arrays if sink is None else arrays | {"sink": checked_array("sink", sink)})
     tokens, heads, head_dim = q.shape
-    kv_tokens, kv_heads, _ = k.shape
-    if v.shape != k.shape:
+    keys, kv_heads, _ = k.shape
+    if v.shape[:2] != k.shape[:2]:
         raise ValueError(
-            f"k has shape {k.shape} and v {v.shape}; both are (tokens, kv_heads, head_dim)"
+            f"k has shape {k.shape} and v {v.shape}; both have the same tokens and kv_heads"
         )
-    if kv_tokens != tokens:
+    if cu_seqlens_k is None and keys != tokens:
         raise ValueError(
-            f"q has {tokens} tokens and k {kv_tokens}; packed queries and keys are the same tokens"
+            f"q has {tokens} tokens and k {keys}; give cu_seqlens_k where keys are other tokens than queries"
         )
     if k.shape[2] != head_dim:
         raise ValueError(f"q has head_dim {head_dim} and k {k.shape[2]}; they must be equal")
-    if 0 in (heads, kv_heads, head_dim):
+    if 0 in (heads, kv_heads, head_dim, v.shape[2]):
         raise ValueError(
-            f"q has shape {q.shape} and k {k.shape}; heads and head_dim must be at least 1"
+            f"q has shape {q.shape}, k {k.shape} and v {v.shape}; heads and head_dim must be at least 1"
         )
     if heads % kv_heads:
         raise ValueError(
             f"q has {heads} heads and k {kv_heads}; the first must be a multiple of the second"
         )
-    check_causal(causal)
-    return Documents.from_cu_seqlens(cu_seqlens, tokens), checked_scale(softmax_scale, head_dim)
+    mask = checked_mask(
+        tokens, keys, cu_seqlens, cu_seqlens_k, causal=causal, window=window, alignment=alignment
+    )
+    check_sink(sink, heads)
+    return Shape(mask, checked_scale(softmax_scale, head_dim), checked_softcap(softcap))
 
 
-def check_dout(dout: Any, q: Any, dtypes: Iterable[np.dtype[Any]]) -> None:
-    """Refuse a gradient of out that is no array of the shape of q."""
-    check_values("dout", dout, tuple(dtypes))
-    if tuple(dout.shape) != tuple(q.shape):
+def checked_mask(
+    tokens: int,
+    keys: int | None,
+    cu_seqlens: Any,
+    cu_seqlens_k: Any,
+    *,
+    causal: Any,
+    window: Any,
+    alignment: Any,
+) -> Mask:
+    """The mask of `tokens` queries and `keys` keys, None for as many as `cu_seqlens_k` says."""
+    queries = Documents.from_cu_seqlens(cu_seqlens, tokens)
+    documents = queries
+    if cu_seqlens_k is not None:
+        documents = Documents.from_cu_seqlens(cu_seqlens_k, keys, "cu_seqlens_k")
+    return Mask.of(queries, documents, causal=causal, window=window, alignment=alignment)
+
+
+def checked_softcap(softcap: Any) -> float | None:
+    """The soft cap as a float, a normal float32 as such."""
+    if softcap is None:
+        return None
+    if _backend.is_traced(softcap):
+        raise TypeError("softcap is traced; it is part of the program's constants, pass a float")
+    if isinstance(softcap, bool) or not isinstance(softcap, (int, float, np.floating)):
+        raise TypeError(f"softcap is {shown(softcap)}; it must be a float, or None")
+    with np.errstate(over="ignore"):
+        value = np.float32(float(softcap))
+    if not np.finfo(np.float32).tiny <= value < np.inf:
         raise ValueError(
-            f"dout has shape {tuple(dout.shape)} and q {tuple(q.shape)}; both are (tokens, heads, head_dim)"
+            f"softcap is {shown(softcap)}; it must be finite and above 0, a normal float32"
         )
+    return float(softcap)
 
 
-def check_causal(causal: Any) -> None:
-    """Refuse anything but True or False."""
-    if not isinstance(causal, (bool, np.bool_)):
-        raise TypeError(f"causal is {shown(causal)}; it must be True or False")
+def checked_array(name: str, x: Any) -> Any:
+    """`x`, if it is a numpy or JAX array."""
+    if getattr(x, "dtype", None) is None or not (isinstance(x, np.ndarray) or _backend.is_jax(x)):
+        raise TypeError(f"{name} is a {type(x).__name__}; it must be a numpy or JAX array")
+    return _backend.plain(name, x)
+
+
+def check_sink(sink: Any, heads: int) -> None:
+    """Refuse a sink that is not one float32 logit a query head, NaN or +inf."""
+    if sink is None:
+        return
+    checked_array("sink", sink)
+    if np.dtype(sink.dtype).newbyteorder("=") != np.float32:
+        raise TypeError(f"sink holds {np.dtype(sink.dtype).name}; it must be float32")
+    if tuple(sink.shape) != (heads,):
+        raise ValueError(
+            f"sink has shape {tuple(sink.shape)}; it must be (heads,) = {(heads,)}, a logit for each query head"
+        )
+    if not _backend.is_traced(sink):
+        values = _backend.host(sink)
+        bad = np.isnan(values) | (values == np.inf)
+        if bad.any():
+            head = int(np.flatnonzero(bad)[0])
+            raise ValueError(
+                f"sink[{head}] is {values[head]}; a logit is finite, or -inf for a head without a sink"
+            )
+
+
+def sink_bits(sink: Any) -> Array | None:
+    """float32 bits of a sink, on the host where its values are."""
+    if sink is None:
+        return None
+    if _backend.on_host(sink):
+        sink = _native(_backend.host(sink))
+    return float32_bits(no_gradient(sink))
+
+
+def check_dout(dout: Any, q: Any, v: Any, dtypes: Iterable[np.dtype[Any]]) -> None:
+    """Refuse a gradient of out that is no array of the shape of out."""
+    check_values("dout", dout, tuple(dtypes))
+    wanted = (*q.shape[:2], v.shape[2])
+    if tuple(dout.shape) != wanted:
+        raise ValueError(
+            f"dout has shape {tuple(dout.shape)}; for these q and v it must be (tokens, heads, v's head_dim) = {wanted}"
+        )
 
 
 def check_trace(trace: Iterable[Any], stages: tuple[str, ...]) -> tuple[str, ...]:
@@ -148,17 +227,26 @@ def check_trace(trace: Iterable[Any], stages: tuple[str, ...]) -> tuple[str, ...
     return names
 
 
-def check_alignment(alignment: Any) -> None:
-    """Refuse anything but the two alignments, which agree where queries and keys are the same tokens."""
-    if not isinstance(alignment, str) or alignment not in ALIGNMENTS:
-        raise unknown_name("alignment", alignment, ALIGNMENTS)
+def factors(shape: Shape, softmax: Softmax, rounding: ScoreFactor) -> Factors:
+    """The constants between S and the exponent as float32 bits, c rounded as `rounding` says."""
+    if shape.softcap is not None:
+        before = np.float32(shape.softmax_scale / shape.softcap)
+        if not np.finfo(np.float32).tiny <= before < np.inf:
+            raise ValueError(
+                f"softmax_scale is {shape.softmax_scale!r} and softcap {shape.softcap!r}; their quotient must be a"
+                " normal float32"
+            )
+        return Factors(LOG2_E, _word(before), _word(np.float32(shape.softcap)))
+    if softmax.score == "scaled":
+        before = np.float32(shape.softmax_scale)
+        if not np.finfo(np.float32).tiny <= before < np.inf:
+            raise _bad_score_factor(shape.softmax_scale)
+        return Factors(LOG2_E, _word(before))
+    return Factors(score_factor(shape.softmax_scale, rounding))
 
 
-def refuse_unsupported(what: str, **given: Any) -> None:
-    """Raise ValueError for the first keyword that has a value: `what` does not compute it."""
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(f"{name} is {shown(value)}; {what} has no {name}, leave it None")
+def _word(x: np.float32) -> np.uint32:
+    return np.uint32(x.view(np.uint32))
 
 
 def score_factor(softmax_scale: float, rounding: ScoreFactor) -> np.uint32:

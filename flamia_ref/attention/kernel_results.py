@@ -9,10 +9,12 @@ import numpy as np
 
 from flamia_ref import _backend
 from flamia_ref._backend import Array
+from flamia_ref._errors import unknown_name
 from flamia_ref.attention import inputs
-from flamia_ref.attention.product import Operand
+from flamia_ref.attention.product import Operand, Scope
+from flamia_ref.attention.recipe import Recipe
+from flamia_ref.attention.stages import kept_for_backward
 from flamia_ref.formats import PRESETS
-from flamia_ref.packing import Documents
 
 # Of lse, and of S relative to its terms: for what is no operand's rounding.
 _SCORE_MARGIN = 0.05
@@ -25,12 +27,11 @@ _FLUSHED = 2.0**-117
 
 
 class KernelResults(NamedTuple):
-    """out and lse as float32 arrays, with the documents and the softmax scale."""
+    """out and lse as float32 arrays, with what else was given."""
 
     out: Array
     lse: Array
-    documents: Documents
-    softmax_scale: float
+    shape: inputs.Shape
 
 
 class BackwardInputs(NamedTuple):
@@ -43,67 +44,131 @@ class BackwardInputs(NamedTuple):
     dout: Array
     out: Array
     lse: Array
+    sink: Array | None
+    saved: dict[str, Array]
     namespace: ModuleType
     device: object | None
 
 
 def check_results(
-    out: Any, lse: Any, *, cu_seqlens: Any, causal: Any, softmax_scale: Any
+    out: Any,
+    lse: Any,
+    sink: Any,
+    saved: Any,
+    recipe: Recipe,
+    *,
+    head_dim: int | None,
+    cu_seqlens: Any,
+    cu_seqlens_k: Any,
+    causal: Any,
+    alignment: Any,
+    window: Any,
+    softmax_scale: Any,
+    softcap: Any,
 ) -> KernelResults:
-    """Check a kernel's out and lse. Raises ValueError or TypeError of one line."""
+    """Check a kernel's results. Raises ValueError or TypeError of one line."""
     inputs.check_values("out", out, inputs.DTYPES)
-    inputs.check_causal(causal)
     _check_lse(lse, out)
-    inputs.check_one_library({"out": out, "lse": lse})
-    tokens, heads, head_dim = out.shape
-    if 0 in (heads, head_dim):
+    tokens, heads, channels = out.shape
+    if 0 in (heads, channels):
         raise ValueError(f"out has shape {tuple(out.shape)}; heads and head_dim must be at least 1")
-    documents = Documents.from_cu_seqlens(cu_seqlens, tokens)
-    scale = inputs.checked_scale(softmax_scale, head_dim)
+    inputs.check_sink(sink, heads)
+    given = {"out": out, "lse": lse} | ({} if sink is None else {"sink": sink})
+    inputs.check_one_library(given | dict(saved or {}))
+    mask = inputs.checked_mask(
+        tokens,
+        None,
+        cu_seqlens,
+        cu_seqlens_k,
+        causal=causal,
+        window=window,
+        alignment=alignment,
+    )
+    scale = inputs.checked_scale(softmax_scale, channels if head_dim is None else head_dim)
+    shape = inputs.Shape(mask, scale, inputs.checked_softcap(softcap))
+    _check_saved(saved or {}, recipe, out)
     bits = inputs.rounded_bits({"out": out})["out"]
     if _backend.on_host(out, lse):
         _check_pair(bits, _backend.host(lse))
     values = _backend.from_bits(bits, np.float32)
     if _backend.on_host(out):
         values = _backend.put(values, _backend.namespace(out), _backend.device(out))
-    return KernelResults(values, lse, documents, scale)
+    return KernelResults(values, lse, shape)
+
+
+def _check_saved(saved: Any, recipe: Recipe, out: Any) -> None:
+    """Refuse what is not what the recipe keeps for its backward."""
+    kept = kept_for_backward(recipe)
+    missing = [name for name in kept if name not in saved]
+    if missing:
+        raise ValueError(
+            f"recipe {recipe.name!r} needs {', '.join(missing)} of the forward for its backward; give saved={{...}}, or"
+            " take a recipe whose backward needs out and lse alone"
+        )
+    for name, x in saved.items():
+        if name not in kept:
+            raise unknown_name("saved array", name, kept)
+        inputs.checked_array(f"saved[{name!r}]", x)
+        if np.dtype(x.dtype).newbyteorder("=") != np.float32:
+            raise TypeError(f"saved[{name!r}] holds {np.dtype(x.dtype).name}; it must be float32")
+        tokens, heads, _ = out.shape
+        wanted = tuple(out.shape) if name == "o" else (heads, tokens)
+        if tuple(x.shape)[: len(wanted)] != wanted:
+            raise ValueError(
+                f"saved[{name!r}] has shape {tuple(x.shape)}; for this out it must begin with {wanted}"
+            )
 
 
 def check_backward(q: Any, k: Any, v: Any, dout: Any, forward: Any) -> BackwardInputs:
     """Check the arguments of a backward against each other and the forward, and bring them to bits."""
     inputs.check_values("q", q, inputs.DTYPES)
-    documents, _ = inputs.check_shapes(
+    mask = forward.mask
+    for name, x, documents in (("q", q, mask.queries), ("k", k, mask.keys)):
+        inputs.check_values(name, x, inputs.DTYPES)
+        if documents.tokens != len(x):
+            raise ValueError(
+                f"the forward ran on documents of {documents.tokens} tokens, but {name} has {len(x)}; pass the inputs"
+                " of that forward"
+            )
+    inputs.check_shapes(
         q,
         k,
         v,
-        cu_seqlens=forward.documents.offsets if forward.documents.tokens == len(q) else None,
-        causal=forward.causal,
+        cu_seqlens=mask.queries.offsets,
+        cu_seqlens_k=mask.keys.offsets,
+        causal=mask.causal,
+        alignment=mask.alignment,
+        window=mask.window,
         softmax_scale=forward.softmax_scale,
+        softcap=forward.softcap,
+        sink=forward.sink,
         dtypes=inputs.DTYPES,
     )
-    inputs.check_dout(dout, q, inputs.DTYPES)
-    if documents.tokens != forward.documents.tokens:
+    inputs.check_dout(dout, q, v, inputs.DTYPES)
+    wanted = (*q.shape[:2], v.shape[2])
+    if tuple(forward.out.shape) != wanted:
         raise ValueError(
-            f"the forward ran on documents of {forward.documents.tokens} tokens, but q has {documents.tokens}; pass the"
+            f"the forward's out has shape {tuple(forward.out.shape)}, for these q and v it would be {wanted}; pass the"
             " inputs of that forward"
         )
-    if tuple(forward.out.shape) != tuple(q.shape):
-        raise ValueError(
-            f"the forward's out has shape {tuple(forward.out.shape)} and q {tuple(q.shape)}; pass the inputs of that"
-            " forward"
-        )
+    _check_saved(forward.saved, forward.recipe, forward.out)
     arrays = {"q": q, "k": k, "v": v, "dout": dout}
-    inputs.check_one_library(arrays | {"forward.out": forward.out, "forward.lse": forward.lse})
+    others = {"forward.out": forward.out, "forward.lse": forward.lse, **forward.saved}
+    inputs.check_one_library(arrays | others)
     namespace, device = _backend.namespace(q), _backend.device(q)
     bits = inputs.rounded_bits(arrays)
     out, lse = forward.out, forward.lse
-    if _backend.on_host(*arrays.values(), out, lse):
+    saved = dict(forward.saved)
+    if _backend.on_host(*arrays.values(), out, lse, *saved.values()):
         out, lse = (_backend.host(x) for x in (out, lse))
+        saved = {name: _backend.host(x) for name, x in saved.items()}
         _check_belonging(bits, out, lse, forward)
     return BackwardInputs(
         **bits,
         out=inputs.float32_bits(inputs.no_gradient(out)),
         lse=inputs.float32_bits(inputs.no_gradient(lse)),
+        sink=inputs.sink_bits(forward.sink),
+        saved={name: inputs.float32_bits(inputs.no_gradient(x)) for name, x in saved.items()},
         namespace=namespace,
         device=device,
     )
@@ -146,7 +211,7 @@ def _check_pair(out_bits: Array, lse: Array) -> None:
 
 
 def _check_belonging(bits: dict[str, Array], out: Array, lse: Array, forward: Any) -> None:
-    """Refuse an lse below a query's score with its own key, which it always sees, and an out beyond every value.
+    """Refuse an lse below a query's score with the last key that it sees, and an out beyond every value.
 
     What quantization may take away is allowed for: a block keeps nothing far below its largest value, and a block
     reaches no further than its document. So nothing is refused that the recipe itself gives.
@@ -154,47 +219,61 @@ def _check_belonging(bits: dict[str, Array], out: Array, lse: Array, forward: An
     q, k, v = (_backend.from_bits(_backend.host(bits[name]), np.float32) for name in "qkv")
     group = q.shape[1] // k.shape[1]
     with np.errstate(all="ignore"):
-        for document in forward.documents:
-            if document.stop == document.start:
+        for index, (queries, keys) in enumerate(forward.mask):
+            _, last = forward.mask.document_bounds(index)
+            rows = np.flatnonzero(last >= 0)
+            if not len(rows):
                 continue
-            own_keys = np.repeat(k[document], group, axis=1)
-            score, error = _own_score(q[document], own_keys, forward)
-            given = lse[:, document].T
+            repeated = np.repeat(k[keys], group, axis=1)
+            score, error = _score(q[queries], repeated, rows, last[rows], forward)
+            given = lse[:, queries].T[rows]
             low = np.isfinite(given) & (given < score - error)
             if low.any():
-                token, head = (int(x[0]) for x in np.nonzero(low))
+                row, head = (int(x[0]) for x in np.nonzero(low))
                 raise ValueError(
-                    f"lse of head {head}, token {document.start + token} is {given[token, head]:.6g}, but the query's"
-                    f" own key alone gives {score[token, head]:.6g}; is it negated, or of other inputs?"
+                    f"lse of head {head}, token {queries.start + rows[row]} is {given[row, head]:.6g}, but the last key"
+                    f" that the query sees alone gives {score[row, head]:.6g}; is it negated, or of other inputs?"
                 )
-            most = np.repeat(np.abs(v[document]).max(axis=(0, 2)), group).astype(np.float64)
-            largest = np.abs(out[document]).max(axis=2)
+            most = np.repeat(np.abs(v[keys]).max(axis=(0, 2)), group).astype(np.float64)
+            largest = np.abs(out[queries][rows]).max(axis=2)
             far = np.isfinite(largest) & (largest > _OUT_ERROR * most)
             far &= np.abs(given) < _ROUNDED_LSE
+            far &= _quantizes(forward.recipe.o.right)
             if far.any():
-                token, head = (int(x[0]) for x in np.nonzero(far))
+                row, head = (int(x[0]) for x in np.nonzero(far))
                 raise ValueError(
-                    f"out of token {document.start + token}, head {head} reaches {largest[token, head]:.6g}, but v in"
+                    f"out of token {queries.start + rows[row]}, head {head} reaches {largest[row, head]:.6g}, but v in"
                     f" its document {most[head]:.6g}; does it belong to these inputs?"
                 )
 
 
-def _own_score(q: Array, own_keys: Array, forward: Any) -> tuple[Array, Array]:
-    """softmax_scale times each query's product with its own key [tokens, heads], and how far S may be from it."""
-    q, own_keys = (x.astype(np.float64) for x in (q, own_keys))
-    score = (q * own_keys).sum(axis=2)
-    terms = np.abs(q * own_keys).sum(axis=2)
+def _score(q: Array, keys: Array, rows: Array, last: Array, forward: Any) -> tuple[Array, Array]:
+    """The score of some `rows` with the key `last` of each [rows, heads], and how far S may be from it."""
+    recipe = forward.recipe
     q_error, k_error = (
-        _operand_error(np.abs(x), operand)
-        for x, operand in ((q, forward.recipe.s.left), (own_keys, forward.recipe.s.right))
+        np.broadcast_to(_operand_error(np.abs(x.astype(np.float64)), operand), x.shape)[at]
+        for x, operand, at in ((q, recipe.s.left, rows), (keys, recipe.s.right, last))
     )
-    error = (np.abs(q) * k_error + q_error * np.abs(own_keys) + q_error * k_error).sum(axis=2)
-    error = error + _SCORE_MARGIN * terms
-    return score * forward.softmax_scale, error * forward.softmax_scale + _SCORE_MARGIN
+    q, keys = (x.astype(np.float64) for x in (q[rows], keys[last]))
+    score = (q * keys).sum(axis=2)
+    terms = np.abs(q * keys).sum(axis=2)
+    error = (np.abs(q) * k_error + q_error * np.abs(keys) + q_error * k_error).sum(axis=2)
+    error = (error + _SCORE_MARGIN * terms) * forward.softmax_scale + _SCORE_MARGIN
+    score = score * forward.softmax_scale
+    if forward.softcap is not None:  # its slope is 1 at most
+        score = forward.softcap * np.tanh(score / forward.softcap)
+    return score, error
+
+
+def _quantizes(operand: Operand) -> bool:
+    """Whether the scale of an operand follows from the values that it scales, so that none is cut off."""
+    return operand.scope in (Scope.BLOCK, Scope.TOKEN, Scope.UNIT)
 
 
 def _operand_error(magnitude: Array, operand: Operand) -> Array | float:
     """How far a code of an operand [tokens, heads, channels] of one document may be from its value."""
+    if not _quantizes(operand):
+        return np.inf
     if operand.format not in PRESETS:
         return 0.0
     element = PRESETS[operand.format].element

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 from flamia_ref._errors import Registry, unknown_name
 from flamia_ref.attention.data import Data, once, plain, typed
 from flamia_ref.attention.knobs import Gradient, Schedule, Softmax, Tiles
-from flamia_ref.attention.product import Operand, Product, Use
+from flamia_ref.attention.product import Operand, Product, Scope, Use
 from flamia_ref.evidence import Evidence, weakest
 from flamia_ref.formats import FORMATS
 
@@ -68,6 +68,7 @@ class Recipe(Data):
             )
         for scalar in (self.input, self.output):
             FORMATS[scalar]
+        self._check_range()
         object.__setattr__(self, "steps", Registry("step", self.steps.items()))
         leaves = _leaves(self)
         for path in self.steps:
@@ -78,6 +79,27 @@ class Recipe(Data):
             raise ValueError(
                 f"recipe {self.name!r} has no evidence for {', '.join(uncovered)}; add steps for them"
             )
+
+    def _check_range(self) -> None:
+        """Refuse a P that its format does not hold: with a constant scale, nothing else keeps it in range."""
+        softmax, gradient = self.softmax, self.gradient
+        # P is below 2 where its base is the floor of a logarithm, and below 1 up to rounding where it is the logarithm.
+        twice = gradient.normalisation == "fold_into_dout"
+        for name, operand, reach, knobs in (
+            (
+                "P",
+                self.o.left,
+                softmax.rescale_threshold + softmax.p_offset,
+                "softmax.rescale_threshold and softmax.p_offset together",
+            ),
+            ("dV's P", self.dv.left, gradient.p_offset + twice, "gradient.p_offset"),
+        ):
+            most = FORMATS[operand.format].emax if operand.format in FORMATS else None
+            if operand.scope is Scope.STATIC and most is not None and reach > most:
+                raise ValueError(
+                    f"recipe {self.name!r} lets {name} reach 2^{reach} by {knobs}; {operand.format} holds 2^{most},"
+                    " lower it"
+                )
 
     def operand(self, use: Use | str) -> Operand:
         """The operand of one use, by its name such as "dk.q"."""

@@ -7,6 +7,7 @@ gathers with the same index arrays inside the program.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +20,7 @@ from flamia_ref.attention.product import Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.sides import Rows
 from flamia_ref.attention.stages import document_stages, input_of
-from flamia_ref.packing import Documents
+from flamia_ref.packing import Mask, TileSize
 from flamia_ref.packing.tiles import Indices
 
 TILES = 8  # tiles that are computed together
@@ -38,20 +39,25 @@ class Run:
         self,
         inputs: dict[str, Array],
         recipe: Recipe,
-        documents: Documents,
+        mask: Mask,
         compute: ModuleType,
         device: object | None,
     ) -> None:
-        self.inputs, self.recipe, self.documents = inputs, recipe, documents
+        self.inputs, self.recipe, self.mask = inputs, recipe, mask
         self.compute, self.device = compute, device
         self.layout = _backend.namespace(*inputs.values())
         self.fixed_shapes = self.layout is not compute
         self.tokens, self.heads, self.head_dim = inputs["q"].shape
-        self.kv_heads = inputs["k"].shape[1]
+        self.kv_heads, self.value_dim = inputs["v"].shape[1:]
         self.group = self.heads // self.kv_heads
-        self.maker = Maker(
-            documents, self.layout, self.to_compute, self.to_layout, self.fixed_shapes
+        # A finite score of masked pairs counts in every column of a tile, so no tile may be smaller.
+        self.size = TileSize(
+            recipe.tiles.query, recipe.tiles.key, recipe.softmax.mask_value is not None
         )
+        arguments = (self.layout, self.to_compute, self.to_layout, self.fixed_shapes)
+        queries = Maker(mask.queries, *arguments)
+        keys = queries if mask.same_tokens else Maker(mask.keys, *arguments)
+        self.makers = {"q": queries, "do": queries, "k": keys, "v": keys}
         self.names = copy_names(recipe)
         self._copies: dict[str, Copy] = {}
         self._high: dict[str, Array] = {}
@@ -74,28 +80,41 @@ class Run:
         """The copy that a use takes, made at its first use."""
         name = self.names[use]
         if name not in self._copies:
-            operand = self.recipe.operand(use)
-            self._copies[name] = self.maker.copy(self.inputs[input_of(use)], operand)
+            operand, tensor = self.recipe.operand(use), input_of(use)
+            maker = self.makers[tensor]
+            if operand.promoted_from is None:
+                self._copies[name] = maker.copy(self.inputs[tensor], operand)
+            else:
+                self._copies[name] = maker.promoted(self.copy(operand.promoted_from), operand)
         return self._copies[name]
 
     def rows(self, use: Use, tokens: Indices, heads: Indices) -> Rows:
         """Rows of an input for one use: `tokens` [tiles, rows], -1 for none, of one of its `heads` for each tile."""
         copy = self.copy(use)
-        high = self._high_codes(input_of(use)) if needs_high(self.recipe, use) else None
+        high = self._high_codes(use) if needs_high(self.recipe, use) else None
         return taken(copy, use, self.recipe.operand(use), high, tokens, heads, self.to_compute)
 
-    def _high_codes(self, tensor: str) -> Array:
-        if tensor not in self._high:
-            codes = self.maker.high(self.inputs[tensor])
+    def _high_codes(self, use: Use) -> Array:
+        """What guarded blocks take: bfloat16 codes with a last row of zeros."""
+        tensor = input_of(use)
+        name = tensor if self.recipe.guard_operands == "inputs" else self.names[use]
+        if name not in self._high:
+            maker, x = self.makers[tensor], self.inputs[tensor]
+            if self.recipe.guard_operands == "codes":
+                x = maker.values(self.copy(use))
+            codes = maker.high(x)
             zero = self.layout.zeros((1, codes.shape[1]), dtype=codes.dtype)
-            self._high[tensor] = self.layout.concatenate([codes, zero])
-        return self._high[tensor]
+            self._high[name] = self.layout.concatenate([codes, zero])
+        return self._high[name]
 
     def copy_stage(self, stage: str) -> Array:
         """A traced stage of an input: its codes or its scales."""
         name, _, part = stage.rpartition(".")
         use = next(use for use, copy in self.names.items() if copy == name)
-        codes, scales = self.copy(use).trace()
+        copy = self.copy(use)
+        if part == "token_scales":
+            return copy.token_scales
+        codes, scales = copy.trace()
         return codes if part == "codes" else scales
 
 
@@ -108,37 +127,45 @@ class TracedTiles:
         self.wanted = tuple(name for name in stages if name in self.blocks)
         self._tiles: dict[str, dict[Key, Array]] = {name: {} for name in self.wanted}
 
-    def add(self, stages: dict[str, Array | None], keys: list[Key]) -> None:
-        """Keep the wanted of `stages`, arrays with one entry for each of `keys` and possibly more."""
+    def add(self, stages: dict[str, Array | None], keys: list[Key], places: Iterable[int]) -> None:
+        """Keep the wanted of `stages`, arrays with one entry for each of `keys` and possibly more, at some `places`."""
         for name in self.wanted:
             values = stages.get(name)
             if values is not None:
                 values = self.run.to_layout(values)
-                for at, key in enumerate(keys):
-                    self._tiles[name][key] = values[at]
+                for at in places:
+                    self._tiles[name][keys[at]] = values[at]
 
     def documents(self, name: str) -> list[Array]:
         """A stage as a list of [heads, queries, keys], zeros where no tile was computed."""
+        mask = self.run.mask
+        tiles: dict[int, dict[tuple[int, int, int], Array]] = {}
+        for (document, *place), tile in self._tiles[name].items():
+            head, first, key = place
+            tiles.setdefault(document, {})[head, first, key] = tile
         return [
-            self.run.finished(self._document(name, index, length))
-            for index, length in enumerate(self.run.documents.lengths)
+            self.run.finished(self._document(name, tiles.get(index, {}), *lengths))
+            for index, lengths in enumerate(
+                zip(mask.queries.lengths, mask.keys.lengths, strict=True)
+            )
         ]
 
-    def _document(self, name: str, document: int, length: int) -> Array:
+    def _document(
+        self, name: str, mine: dict[tuple[int, int, int], Array], queries: int, keys: int
+    ) -> Array:
         xp, heads = self.run.layout, self.run.heads
-        mine = {key[1:]: tile for key, tile in self._tiles[name].items() if key[0] == document}
         row_block, column_block = self.blocks[name]
-        shape = (-(-length // row_block), -(-length // column_block))
+        shape = (-(-queries // row_block), -(-keys // column_block))
         if not mine:
             return xp.zeros((heads, *shape), dtype=self._dtype(name))
         some = next(iter(mine.values()))
-        size = some.shape[0] * row_block
-        starts = range(0, length, size)
+        starts = range(0, queries, some.shape[0] * row_block)
+        key_starts = range(0, keys, some.shape[1] * column_block)
         zeros = xp.zeros(some.shape, dtype=some.dtype)
         planes: list[Any] = []
         for head in range(heads):
             strips = [
-                xp.concatenate([mine.get((head, first, key), zeros) for key in starts], axis=1)
+                xp.concatenate([mine.get((head, first, key), zeros) for key in key_starts], axis=1)
                 for first in starts
             ]
             planes.append(xp.concatenate(strips)[: shape[0], : shape[1]])

@@ -14,9 +14,18 @@ import numpy as np
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
 from flamia_ref.arithmetic import INSTRUCTIONS
+from flamia_ref.arithmetic.instructions import Scaling
 from flamia_ref.arithmetic.products import chain
 from flamia_ref.attention.product import Operand, Product
-from flamia_ref.formats import BF16, FORMATS, PRESETS, Overflow, encode_bits, quantize_bits
+from flamia_ref.formats import (
+    BF16,
+    FORMATS,
+    PRESETS,
+    Overflow,
+    decode_bits,
+    encode_bits,
+    quantize_bits,
+)
 
 BLOCK = 32
 UNIT = np.uint8(127)  # e8m0 code of 2^0
@@ -32,12 +41,15 @@ class Rows(NamedTuple):
             without scales.
         fold: [tiles, rows], the scales that the other side takes instead.
         high: bfloat16 codes for guarded blocks, [tiles, rows, channels].
+        shift: int32 [tiles, rows], powers of two that a product over channels is multiplied by, where rows have such a
+            scale besides those of their blocks.
     """
 
     codes: Array
     scales: Array | None = None
     fold: Array | None = None
     high: Array | None = None
+    shift: Array | None = None
 
 
 class Pairs(NamedTuple):
@@ -80,36 +92,78 @@ def encoded_pairs(x: Array, operand: Operand, fold: Array | None) -> Pairs:
     return Pairs(encode_bits(x, scalar, overflow=overflow), None)
 
 
+def pair_values(pairs: Pairs, operand: Operand, fold: Array | None) -> Array:
+    """The values of `encoded_pairs` as float32 bits, without the scale that was taken over."""
+    xp = _backend.namespace(pairs.codes)
+    x = decode_bits(pairs.codes, FORMATS[element(operand)])
+    if pairs.scales is not None:
+        scales = pairs.scales
+        for axis in (1, 2):
+            scales = xp.repeat(scales, x.shape[axis] // scales.shape[axis], axis=axis)
+        bad = scales == np.uint8(255)
+        x = xp.where(bad, _float32.NAN, _float32.shift(x, scales.astype(np.int32) - np.int32(127)))
+    elif operand.static_scale is not None:
+        x = _float32.shift(x, xp.full(x.shape, operand.static_scale - 127, dtype=np.int32))
+    if fold is None:
+        return x
+    back = np.int32(127) - xp.broadcast_to(fold, x.shape).astype(np.int32)
+    return _float32.shift(x, back)
+
+
+def rounded_bfloat16(x: Array) -> Array:
+    """float32 bits rounded to bfloat16."""
+    return bfloat16(x).astype(np.uint32) << np.uint32(16)
+
+
 def over_channels(left: Rows, right: Rows, product: Product, guarded: Array | None) -> Array:
     """float32 bits [tiles, left rows, right rows] of a product over channels, from +0.
 
-    `guarded` [tiles, left rows / 32]: the 32 right rows for which the guard instruction runs, -1 for none.
+    `guarded` [tiles, left rows / 32, slots]: the blocks of 32 right rows for which the guard instruction runs, -1 for
+    none.
     """
     s = _over_channels(
         left.codes,
         left.scales,
         right.codes,
         right.scales,
+        left.shift,
+        right.shift,
         instruction=product.instruction,
         formats=(element(product.left), element(product.right)),
+        scaling=_scaling(product),
+        k_order=product.k_order,
     )
     if guarded is None or left.high is None or product.guard_instruction is None:
         return s
     return _with_guarded(s, left.high, right.high, guarded, instruction=product.guard_instruction)
 
 
-@_backend.jit(static=("instruction", "formats"))
+def _scaling(product: Product) -> Scaling | None:
+    """How the instruction of a product takes scales, None if it takes none."""
+    scalings = INSTRUCTIONS[product.instruction].scalings
+    if product.left.format in PRESETS:
+        preset = PRESETS[product.left.format]
+        if preset.element.name == "e2m1":
+            return Scaling(format=preset.scale.name, block=int(preset.block[1]))
+    return next(iter(scalings), None)  # E8M0, blocks of 32
+
+
+@_backend.jit(static=("instruction", "formats", "scaling", "k_order"))
 def _over_channels(
     left: Array,
     left_scales: Array | None,
     right: Array,
     right_scales: Array | None,
+    left_shift: Array | None,
+    right_shift: Array | None,
     *,
     instruction: str,
     formats: tuple[str, str],
+    scaling: Scaling | None,
+    k_order: str,
 ) -> Array:
     xp = _backend.namespace(left, right)
-    return _contracted(
+    s = _contracted(
         xp.moveaxis(left, 2, 0),
         None if left_scales is None else xp.moveaxis(left_scales, 2, 0),
         xp.moveaxis(right, 2, 0),
@@ -117,7 +171,12 @@ def _over_channels(
         xp.zeros((left.shape[0], left.shape[1], right.shape[1]), dtype=np.uint32),
         instruction,
         formats,
+        scaling,
+        k_order,
     )
+    if left_shift is None or right_shift is None:
+        return s
+    return _float32.shift(s, left_shift[:, :, None] + right_shift[:, None, :])
 
 
 @_backend.jit(static=("instruction",))
@@ -127,21 +186,23 @@ def _with_guarded(
     """`s` with the guarded blocks computed from bfloat16 codes."""
     xp = _backend.namespace(s, left, right)
     tiles, rows, columns = s.shape
-    groups = rows // BLOCK
+    groups, slots = rows // BLOCK, guarded.shape[2]
     queries = left.reshape(tiles * groups, BLOCK, -1)
-    keys = _key_blocks(right, guarded, xp).reshape(tiles * groups, BLOCK, -1)
+    keys = _key_blocks(right, guarded, xp).reshape(tiles * groups, slots * BLOCK, -1)
     high = _contracted(
         xp.moveaxis(queries, 2, 0),
         None,
         xp.moveaxis(keys, 2, 0),
         None,
-        xp.zeros((tiles * groups, BLOCK, BLOCK), dtype=np.uint32),
+        xp.zeros((tiles * groups, BLOCK, slots * BLOCK), dtype=np.uint32),
         instruction,
         _BFLOAT16,
-    ).reshape(tiles, groups, BLOCK, 1, BLOCK)
+    ).reshape(tiles, groups, BLOCK, slots, BLOCK)
     blocks = s.reshape(tiles, groups, BLOCK, columns // BLOCK, BLOCK)
-    here = in_guarded(guarded, columns, xp)
-    return xp.where(here, high, blocks).reshape(tiles, rows, columns)
+    for slot in range(slots):
+        here = in_guarded(guarded[:, :, slot : slot + 1], columns, xp)
+        blocks = xp.where(here, high[:, :, :, slot : slot + 1], blocks)
+    return blocks.reshape(tiles, rows, columns)
 
 
 def left_over_keys(pairs: Pairs, operand: Operand) -> Left:
@@ -184,10 +245,11 @@ def over_rows(left: Left, right: Rows, accumulator: Array, product: Product) -> 
         accumulator,
         instruction=product.instruction,
         formats=(element(product.left), element(product.right)),
+        k_order=product.k_order,
     )
 
 
-@_backend.jit(static=("instruction", "formats"))
+@_backend.jit(static=("instruction", "formats", "k_order"))
 def _over_rows(
     left: Array,
     left_scales: Array | None,
@@ -197,8 +259,20 @@ def _over_rows(
     *,
     instruction: str,
     formats: tuple[str, str],
+    k_order: str,
 ) -> Array:
-    return _contracted(left, left_scales, right, right_scales, accumulator, instruction, formats)
+    scaling = next(iter(INSTRUCTIONS[instruction].scalings), None)
+    return _contracted(
+        left,
+        left_scales,
+        right,
+        right_scales,
+        accumulator,
+        instruction,
+        formats,
+        scaling,
+        k_order,
+    )
 
 
 def over_guarded_keys(
@@ -217,12 +291,17 @@ def _over_guarded_keys(
 ) -> Array:
     xp = _backend.namespace(x, accumulator)
     tiles, rows, columns = x.shape
-    groups = rows // BLOCK
+    groups, slots = rows // BLOCK, guarded.shape[2]
+    used = guarded >= 0
     blocks = xp.moveaxis(x.reshape(tiles, groups, BLOCK, columns // BLOCK, BLOCK), 3, 2)
-    index = xp.maximum(guarded, 0)[:, :, None, None, None]
-    blocks = xp.take_along_axis(blocks, index, axis=2)[:, :, 0]
-    codes = bfloat16(blocks).reshape(tiles * groups, BLOCK, BLOCK)
-    keys = _key_blocks(right, guarded, xp).reshape(tiles * groups, BLOCK, -1)
+    index = xp.maximum(guarded, 0)[:, :, :, None, None]
+    blocks = xp.take_along_axis(blocks, index, axis=2)
+    # A slot without a block is zeros on both sides, which add nothing.
+    codes = xp.where(used[:, :, :, None, None], bfloat16(blocks), np.uint16(0))
+    codes = xp.moveaxis(codes, 3, 2).reshape(tiles * groups, BLOCK, slots * BLOCK)
+    keys = _key_blocks(right, guarded, xp)
+    keys = xp.where(used[:, :, :, None, None], keys, np.uint16(0))
+    keys = keys.reshape(tiles * groups, slots * BLOCK, -1)
     start = accumulator.reshape(tiles * groups, BLOCK, -1)
     end = _contracted(
         xp.moveaxis(codes, 2, 0),
@@ -233,32 +312,39 @@ def _over_guarded_keys(
         instruction,
         _BFLOAT16,
     )
-    here = (guarded >= 0).reshape(tiles * groups, 1, 1)
+    here = used.any(axis=2).reshape(tiles * groups, 1, 1)
     return xp.where(here, end, start).reshape(accumulator.shape)
 
 
 def in_guarded(guarded: Array, keys: int, xp: ModuleType) -> Array:
     """Whether pairs are in a guarded block: bool [tiles, query blocks, 1, key blocks, 1]."""
     blocks = xp.arange(keys // BLOCK, dtype=np.int32)
-    return (guarded[:, :, None] == blocks)[:, :, None, :, None]
+    return (guarded[:, :, :, None] == blocks).any(axis=2)[:, :, None, :, None]
 
 
 def without_guarded(x: Array, guarded: Array | None) -> Array:
     """float32 bits [tiles, queries, keys], +0 in guarded blocks."""
-    if guarded is None:
-        return x
+    return x if guarded is None else where_guarded(guarded, None, x)
+
+
+def where_guarded(guarded: Array, high: Array | None, x: Array) -> Array:
+    """float32 bits [tiles, queries, keys] of `high` in guarded blocks, +0 for None, and of `x` elsewhere."""
     xp = _backend.namespace(x, guarded)
     tiles, rows, keys = x.shape
-    blocks = x.reshape(tiles, rows // BLOCK, BLOCK, keys // BLOCK, BLOCK)
-    return xp.where(in_guarded(guarded, keys, xp), np.uint32(0), blocks).reshape(x.shape)
+    shape = (tiles, rows // BLOCK, BLOCK, keys // BLOCK, BLOCK)
+    there = np.uint32(0) if high is None else high.reshape(shape)
+    return xp.where(in_guarded(guarded, keys, xp), there, x.reshape(shape)).reshape(x.shape)
 
 
 def _key_blocks(keys: Array, guarded: Array, xp: ModuleType) -> Array:
-    """The guarded 32 of `keys` [tiles, keys, channels] for each query block: [tiles, query blocks, 32, channels]."""
+    """The guarded 32s of `keys` [tiles, keys, channels] for each query block: [tiles, query blocks, slots, 32,
+    channels]."""
     tiles, count, channels = keys.shape
+    groups, slots = guarded.shape[1:]
     blocks = keys.reshape(tiles, count // BLOCK, BLOCK, channels)
-    index = xp.maximum(guarded, 0)[:, :, None, None]
-    return xp.take_along_axis(blocks, index, axis=1)
+    index = xp.maximum(guarded, 0).reshape(tiles, groups * slots, 1, 1)
+    found = xp.take_along_axis(blocks, index, axis=1)
+    return found.reshape(tiles, groups, slots, BLOCK, channels)
 
 
 def _contracted(
@@ -269,10 +355,20 @@ def _contracted(
     accumulator: Array,
     instruction: str,
     formats: tuple[str, str],
+    scaling: Scaling | None = None,
+    k_order: str = "ascending",
 ) -> Array:
-    """left [K, tiles, M] times right [K, tiles, N] onto [tiles, M, N]; scales [K / 32, tiles, ...], None for unit."""
+    """left [K, tiles, M] times right [K, tiles, N] onto [tiles, M, N]; scales [K / block, tiles, ...], None for 2^0."""
     xp = _backend.namespace(left, right)
-    scaling = next(iter(INSTRUCTIONS[instruction].scalings), None)  # E8M0, blocks of 32
+    terms = INSTRUCTIONS[instruction].terms
+    if k_order == "descending" and terms is not None:
+        count = -(-left.shape[0] // terms)
+        left, right = (_backwards(x, count, terms, np.uint8(0)) for x in (left, right))
+        if scaling is not None:
+            left_scales, right_scales = (
+                None if x is None else _backwards(x, count, terms // scaling.block, UNIT)
+                for x in (left_scales, right_scales)
+            )
 
     def with_unit(scales: Array | None) -> Array:
         if scales is None or scaling is None:
@@ -291,3 +387,13 @@ def _contracted(
         b_format=formats[1],
         scaling=scaling,
     )
+
+
+def _backwards(x: Array, steps: int, length: int, fill: np.uint8) -> Array:
+    """`x` [K, ...] filled up to `steps` of `length`, the steps in descending order."""
+    xp = _backend.namespace(x)
+    short = steps * length - x.shape[0]
+    if short:
+        filled = xp.full((short, *x.shape[1:]), fill, dtype=x.dtype)
+        x = xp.concatenate([x, filled])
+    return x.reshape((steps, length, *x.shape[1:]))[::-1].reshape(x.shape)

@@ -1,4 +1,4 @@
-"""The numerics of the softmax on tiles: bases, exponentials, row sums, the end of a row, by a recipe's data.
+"""The numerics of the softmax on tiles: scores, bases, exponentials, row sums, by a recipe's data.
 
 Floats are float32 bits. Arrays have axes [tiles, rows] and, for pairs, [tiles, rows, keys].
 """
@@ -19,20 +19,42 @@ NEGATIVE_INFINITY = _float32.INFINITY | _float32.SIGN
 LOWEST = np.uint32(0xFF7FFFFF)  # -3.4028235e38, which stands for a masked score
 LOG2_E = np.uint32(0x3FB8AA3B)
 LN_2 = np.uint32(0x3F317218)
-_SMALLEST_SUM = np.uint32(0x0DA24260)  # fl(1e-30)
 _ROW_SUMS = {
     "eight_lanes": REDUCTIONS["fa4.row_sum"],
     "two_lanes": REDUCTIONS["cudnn.mxfp8.row_sum"],
+    "ascending": REDUCTIONS["ascending"],
 }
 
 
+class Factors(NamedTuple):
+    """The constants between S and the exponent.
+
+    Attributes:
+        c: of the scores, to log2 units.
+        before: what S is multiplied by first; None where nothing is.
+        cap: of a soft cap, what tanh is multiplied by; None without.
+    """
+
+    c: Array
+    before: Array | None = None
+    cap: Array | None = None
+
+
 class Probabilities(NamedTuple):
-    """P [tiles, rows, keys], the row maximum [tiles, rows] that it is relative to, and what brings sums relative to the
-    old maximum to the new one: an int32 exponent for an integer base, else a float32 factor."""
+    """P [tiles, rows, keys], the row maximum [tiles, rows], what brings sums relative to the old maximum to the new
+    one, an int32 exponent for an integer base, else a float32 factor, and what P is relative to."""
 
     p: Array
     row_max: Array
     rescale: Array
+    base: Array
+
+
+class Split(NamedTuple):
+    """n = ceil(t), an integer, -inf, or NaN for t = +inf or NaN, and E = 2^(t - n) where it is wanted."""
+
+    n: Array
+    e: Array | None
 
 
 def start_max(softmax: Softmax) -> np.uint32:
@@ -45,35 +67,59 @@ def lanes(softmax: Softmax) -> int:
     return 2 if softmax.row_sum == "two_lanes" else 1
 
 
+def scores(s: Array, factors: Factors, softmax: Softmax) -> tuple[Array, Array | None]:
+    """The scores that c multiplies, and, with a soft cap, the hyperbolic tangent that they are made of."""
+    if factors.before is None:
+        return s, None
+    s = _float32.multiply(s, factors.before)
+    if factors.cap is None:
+        return s, None
+    tanh = special.tanh_bits(s, model=softmax.tanh)
+    return _float32.multiply(factors.cap, tanh), tanh
+
+
 def probabilities(
     s: Array,
     visible: Array,
     row_max: Array,
     first: Array,
     whole: bool,
-    score_factor: Array,
+    c: Array,
     softmax: Softmax,
 ) -> Probabilities:
-    """P of one key tile. `first` [tiles]: whether it is the row's first; `whole`: whether the tile is as wide as the
-    recipe's, so that it holds no column past the document's end where none is masked."""
+    """P of one key tile from scores. `first` [tiles]: whether it is the row's first; `whole`: whether the tile is as
+    wide as the recipe's, so that it holds no column past the document's end where none is masked."""
+    if softmax.mask_value is not None:
+        s, visible = _with_mask_value(s, visible, softmax.mask_value)
     match softmax.base:
         case "integer_max":
-            return _integer_max(s, visible, row_max, score_factor, softmax)
+            return _integer_max(s, visible, row_max, c, softmax)
         case "raw_max":
-            return _raw_max(s, visible, row_max, first, whole, score_factor, softmax)
+            return _raw_max(s, visible, row_max, first, whole, c, softmax)
         case "scaled_max":
-            return _scaled_max(s, visible, row_max, whole, score_factor, softmax)
+            return _scaled_max(s, visible, row_max, whole, c, softmax)
 
 
-def split(s: Array, score_factor: Array, softmax: Softmax) -> tuple[Array, Array]:
-    """n = ceil(t) and E = 2^(t - n) with t = S c: float32 bits, n an integer, -inf, or NaN for t = +inf or NaN."""
+def again(s: Array, visible: Array, base: Array, c: Array, softmax: Softmax) -> Array:
+    """P as `probabilities` gave it relative to `base`."""
+    if softmax.mask_value is not None:
+        s, visible = _with_mask_value(s, visible, softmax.mask_value)
+    parts = split(s, c, softmax, emulated=True) if softmax.base == "integer_max" else None
+    return _relative(s, visible, base, parts, c, softmax)
+
+
+def split(s: Array, c: Array, softmax: Softmax, *, emulated: bool = False) -> Split:
+    """n, and E where the recipe splits the exponent; in the forward some columns are emulated."""
     xp = _backend.namespace(s)
-    t = _float32.multiply(s, score_factor)
+    t = _float32.multiply(s, c)
     n = _float32.ceil(t)
     n = xp.where(n == _float32.INFINITY, _float32.NAN, n)
     n = xp.where(_float32.is_zero(n), np.uint32(0), n)  # an integer zero has no sign
-    x = _float32.fma(s, score_factor, _float32.negate(n))  # in [-1, 0] up to the rounding of t
-    return n, special.exp2_bits(x, model=softmax.exp2)
+    if softmax.exp2_argument != "split":
+        return Split(n, None)
+    x = _float32.fma(s, c, _float32.negate(n))  # in [-1, 0] up to the rounding of t
+    e = _columns(x, softmax) if emulated else special.exp2_bits(x, model=softmax.exp2)
+    return Split(n, e)
 
 
 def raised(e: Array, n: Array, base: Array, offset: int = 0) -> Array:
@@ -88,20 +134,58 @@ def raised(e: Array, n: Array, base: Array, offset: int = 0) -> Array:
     return xp.where(_float32.is_nan(n) | _float32.is_nan(base), _float32.NAN, p)
 
 
+def exponent(s: Array, c: Array, offset: Array, softmax: Softmax) -> Array:
+    """S c + offset, rounded once or twice."""
+    if softmax.exp2_argument == "unfused":
+        return _float32.add(_float32.multiply(s, c), offset)
+    return _float32.fma(s, c, offset)
+
+
+def in_log2_units(base: Array, c: Array, softmax: Softmax) -> Array:
+    """What P is relative to, in log2 units."""
+    return _float32.multiply(base, c) if softmax.base == "raw_max" else base
+
+
+def _with_mask_value(s: Array, visible: Array, value: float) -> tuple[Array, Array]:
+    """Scores with a masked pair's, and that nothing is selected out any more."""
+    xp = _backend.namespace(s, visible)
+    return xp.where(visible, s, np.uint32(np.float32(value).view(np.uint32))), xp.ones_like(visible)
+
+
+def _relative(
+    s: Array, visible: Array, base: Array, parts: Split | None, c: Array, softmax: Softmax
+) -> Array:
+    """P relative to a base [tiles, rows]."""
+    xp = _backend.namespace(s, base)
+    if parts is not None and parts.e is not None:
+        p = raised(parts.e, parts.n, base[:, :, None], softmax.p_offset)
+    else:
+        offset = integer(softmax.p_offset)
+        if softmax.base == "raw_max":
+            offset = _float32.subtract(offset, _float32.multiply(base, c))
+        else:
+            offset = _float32.negate(_float32.subtract(base, offset))
+        p = _columns(exponent(s, c, offset[:, :, None], softmax), softmax)
+        if parts is not None:
+            p = xp.where(parts.n == NEGATIVE_INFINITY, np.uint32(0), p)
+    return xp.where(visible, p, np.uint32(0))
+
+
 def _integer_max(
-    s: Array,
-    visible: Array,
-    row_max: Array,
-    score_factor: Array,
-    softmax: Softmax,
+    s: Array, visible: Array, row_max: Array, c: Array, softmax: Softmax
 ) -> Probabilities:
     xp = _backend.namespace(s, row_max)
-    n, e = split(s, score_factor, softmax)
-    largest = _float32.max_along(xp.where(visible, n, NEGATIVE_INFINITY), axis=2)
+    parts = split(s, c, softmax, emulated=True)
+    largest = _float32.max_along(xp.where(visible, parts.n, NEGATIVE_INFINITY), axis=2)
     new = _float32.maximum(row_max, largest)
-    p = xp.where(visible, raised(e, n, new[:, :, None], softmax.p_offset), np.uint32(0))
+    if softmax.rescale_threshold:
+        excess = _float32.subtract(largest, row_max)
+        near = ~(_float32.less(integer(softmax.rescale_threshold), excess))
+        kept = near & ~_float32.is_nan(excess) & (row_max != NEGATIVE_INFINITY)
+        new = xp.where(kept, row_max, new)
+    p = _relative(s, visible, new, parts, c, softmax)
     rescale = _float32.to_int32(_float32.subtract(row_max, new))
-    return Probabilities(p, new, rescale)
+    return Probabilities(p, new, rescale, new)
 
 
 def _raw_max(
@@ -110,7 +194,7 @@ def _raw_max(
     row_max: Array,
     first: Array,
     whole: bool,
-    score_factor: Array,
+    c: Array,
     softmax: Softmax,
 ) -> Probabilities:
     xp = _backend.namespace(s, row_max)
@@ -120,42 +204,32 @@ def _raw_max(
         largest = _float32.maximum_number(largest, NEGATIVE_INFINITY)
     new = xp.where(first, largest, _float32.maximum_number(row_max, largest))
     base = xp.where(new == NEGATIVE_INFINITY, np.uint32(0), new)
-    distance = _float32.multiply(_float32.subtract(row_max, base), score_factor)
+    distance = _float32.multiply(_float32.subtract(row_max, base), c)
     rescale = special.exp2_bits(distance, model=softmax.exp2)
-    limit = _float32.negate(_integer(softmax.rescale_threshold))
+    limit = _float32.negate(integer(softmax.rescale_threshold))
     near = ~(_float32.less(distance, limit) | _float32.is_nan(distance))
     kept = near & ~first & (softmax.rescale_threshold > 0)
     new, base = (xp.where(kept, row_max, x) for x in (new, base))
     rescale = xp.where(kept, _float32.ONE, xp.where(first, np.uint32(0), rescale))
-    scaled = _float32.multiply(base, score_factor)
-    offset = _float32.subtract(_integer(softmax.p_offset), scaled)
-    x = _float32.fma(s, score_factor, offset[:, :, None])
-    return Probabilities(xp.where(visible, _columns(x, softmax), np.uint32(0)), new, rescale)
+    return Probabilities(_relative(s, visible, base, None, c, softmax), new, rescale, base)
 
 
 def _scaled_max(
-    s: Array,
-    visible: Array,
-    row_max: Array,
-    whole: bool,
-    score_factor: Array,
-    softmax: Softmax,
+    s: Array, visible: Array, row_max: Array, whole: bool, c: Array, softmax: Softmax
 ) -> Probabilities:
     xp = _backend.namespace(s, row_max)
     candidates = _float32.flush(xp.where(visible, s, LOWEST))  # the kernel's maximum flushes
     largest = _float32.maximum_number_along(candidates, axis=2)
     if not whole:
         largest = _float32.maximum_number(largest, LOWEST)
-    largest = _float32.maximum_number(_float32.multiply(largest, score_factor), LOWEST)
+    largest = _float32.maximum_number(_float32.multiply(largest, c), LOWEST)
     first = row_max == LOWEST
     excess = _float32.subtract(largest, row_max)
-    passed = _float32.less(_integer(softmax.rescale_threshold), excess)
+    passed = _float32.less(integer(softmax.rescale_threshold), excess)
     new = xp.where(first | passed, largest, row_max)
     distance = xp.where(first, LOWEST, _float32.subtract(row_max, new))
     rescale = special.exp2_bits(distance, model=softmax.exp2)
-    base = _float32.subtract(new, _integer(softmax.p_offset))
-    x = _float32.fma(s, score_factor, _float32.negate(base)[:, :, None])
-    return Probabilities(xp.where(visible, _columns(x, softmax), np.uint32(0)), new, rescale)
+    return Probabilities(_relative(s, visible, new, None, c, softmax), new, rescale, new)
 
 
 def _columns(x: Array, softmax: Softmax) -> Array:
@@ -185,9 +259,9 @@ def rescaled(x: Array, rescale: Array, softmax: Softmax) -> Array:
 
 
 def summed(row_sum: Array, rescale: Array, p: Array, softmax: Softmax) -> Array:
-    """The row sum [tiles, rows, lanes] after the columns of `p`."""
+    """The row sum [tiles, rows, lanes] after the columns of `p`, or of what counts for it."""
     order = _ROW_SUMS[softmax.row_sum]
-    if softmax.row_sum == "eight_lanes":
+    if softmax.row_sum != "two_lanes":
         start = rescaled(row_sum[:, :, 0], rescale, softmax)
         return reductions.reduce(p, order, 2, start)[:, :, None]
     new = reductions.partial_sums(p, order, 2)
@@ -203,52 +277,14 @@ def total(row_sum: Array) -> Array:
     return reductions.combine(row_sum, _ROW_SUMS["two_lanes"])
 
 
-def dead_rows(row_max: Array, row_sum: Array, softmax: Softmax) -> Array:
-    """Rows [tiles, rows] that see nothing, from their maximum and their sum: out is 0 and lse -inf."""
-    match softmax.base:
-        case "integer_max":
-            return row_max == NEGATIVE_INFINITY
-        case "raw_max":  # a sum of zero is normalised by one instead
-            return row_max != row_max
-        case "scaled_max":
-            return _float32.is_zero(row_sum) | _float32.less(row_sum, np.uint32(0))
+def carried(sums: Array, terms: Array, softmax: Softmax) -> Array:
+    """Sums [tiles, rows, lanes] after the columns of `terms`, in the order of the row sum, nothing rescaled."""
+    order = _ROW_SUMS[softmax.row_sum]
+    if softmax.row_sum != "two_lanes":
+        return reductions.reduce(terms, order, 2, sums[:, :, 0])[:, :, None]
+    return _float32.add(sums, reductions.partial_sums(terms, order, 2))
 
 
-def inverse(row_sum: Array, softmax: Softmax) -> Array:
-    """The factor that normalises O."""
-    xp = _backend.namespace(row_sum)
-    if softmax.normalisation == "division":
-        return _float32.divide(
-            xp.full(row_sum.shape, _float32.ONE, dtype=np.uint32),
-            _float32.maximum_number(row_sum, _SMALLEST_SUM),
-        )
-    if softmax.normalisation == "zero_safe_reciprocal":
-        row_sum = xp.where(_no_sum(row_sum), _float32.ONE, row_sum)
-    return special.reciprocal_bits(row_sum, model=softmax.reciprocal)
-
-
-def log_sum_exp(row_max: Array, row_sum: Array, score_factor: Array, softmax: Softmax) -> Array:
-    """lse of rows that are not dead."""
-    xp = _backend.namespace(row_max, row_sum)
-    log2 = special.log2_bits(row_sum, model=softmax.log2)
-    offset = _integer(softmax.p_offset)
-    match softmax.lse:
-        case "log2_sum":
-            base = _float32.subtract(row_max, offset) if softmax.p_offset else row_max
-            return _float32.multiply(_float32.add(base, log2), LN_2)
-        case "log2_fma":
-            log2 = _float32.subtract(log2, offset) if softmax.p_offset else log2
-            lse = _float32.multiply(_float32.fma(row_max, score_factor, log2), LN_2)
-            return xp.where(_no_sum(row_sum), NEGATIVE_INFINITY, lse)
-        case "natural_fma":
-            lse = _float32.fma(row_max, LN_2, _float32.multiply(log2, LN_2))
-            return _float32.subtract(lse, _float32.multiply(offset, LN_2))
-
-
-def _no_sum(row_sum: Array) -> Array:
-    return _float32.is_zero(row_sum) | _float32.is_nan(row_sum)
-
-
-def _integer(value: int) -> np.uint32:
+def integer(value: int) -> np.uint32:
     """float32 bits of a small integer."""
     return np.uint32(np.float32(value).view(np.uint32))

@@ -23,9 +23,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flamia_ref.attention.copies import INPUT_USES, copy_names
-from flamia_ref.attention.product import Operand, Use
+from flamia_ref.attention.product import Operand, Scope, Use
 from flamia_ref.attention.recipe import Recipe
-from flamia_ref.formats import PRESETS
+from flamia_ref.formats import E8M0, PRESETS
 
 PAIR_USES = (Use.O_P, Use.DV_P, Use.DQ_DS, Use.DK_DS)
 """The uses of operands that are computed for pairs of tokens."""
@@ -69,6 +69,20 @@ def backward_stages(recipe: Recipe) -> tuple[str, ...]:
     return tuple(name for name in dict.fromkeys(stages) if name not in earlier)
 
 
+def kept_for_backward(recipe: Recipe) -> tuple[str, ...]:
+    """What a forward keeps for its backward besides out and lse: the names in `Forward.saved`.
+
+    "o": float32 [tokens, heads, value channels], O before its output rounding. "row_base": float32 [heads, tokens, key
+    tiles], what the P of each key tile is relative to, 0 where no pair of tiles was computed.
+    """
+    kept = []
+    if recipe.gradient.delta_source == "unrounded_out":
+        kept.append("o")
+    if recipe.gradient.p_for_dv == "forward":
+        kept.append("row_base")
+    return tuple(kept)
+
+
 def document_stages(recipe: Recipe) -> Mapping[str, tuple[int, int]]:
     """The stages that are lists, one array a document, and how many queries and keys an entry stands for."""
     blocks = dict.fromkeys(("s", "p", "dp", "p.dv", "ds"), (1, 1))
@@ -83,8 +97,14 @@ def _inputs(recipe: Recipe, uses: tuple[Use, ...]) -> list[str]:
     names = copy_names(recipe)
     found = []
     for use in uses:
-        if _has_scales(recipe.operand(use)):
-            found += [f"{names[use]}.codes", f"{names[use]}.scales"]
+        operand = recipe.operand(use)
+        if operand.scope is Scope.UNIT:
+            continue
+        found.append(f"{names[use]}.codes")
+        if _has_scales(operand):
+            found.append(f"{names[use]}.scales")
+            if operand.scope is Scope.TOKEN and PRESETS[operand.format].scale is not E8M0:
+                found.append(f"{names[use]}.token_scales")
     return list(dict.fromkeys(found))
 
 

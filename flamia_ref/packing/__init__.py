@@ -7,11 +7,13 @@ from flamia_ref._lazy import attach
 if TYPE_CHECKING:
     from flamia_ref.packing.documents import Documents as Documents
     from flamia_ref.packing.mask import Mask as Mask
+    from flamia_ref.packing.pairs import PairOrder as PairOrder
     from flamia_ref.packing.pairs import TilePairs as TilePairs
+    from flamia_ref.packing.pairs import passes as passes
     from flamia_ref.packing.pairs import tile_pairs as tile_pairs
     from flamia_ref.packing.tiles import QueryTiles as QueryTiles
+    from flamia_ref.packing.tiles import TileSize as TileSize
     from flamia_ref.packing.tiles import guarded_blocks as guarded_blocks
-    from flamia_ref.packing.tiles import last_visible as last_visible
     from flamia_ref.packing.tiles import query_tiles as query_tiles
 else:
     __getattr__, __dir__, __all__ = attach(
@@ -19,7 +21,7 @@ else:
         {
             "documents": ["Documents"],
             "mask": ["Mask"],
-            "pairs": ["TilePairs", "tile_pairs"],
-            "tiles": ["QueryTiles", "guarded_blocks", "last_visible", "query_tiles"],
+            "pairs": ["PairOrder", "TilePairs", "passes", "tile_pairs"],
+            "tiles": ["QueryTiles", "TileSize", "guarded_blocks", "query_tiles"],
         },
     )

@@ -23,13 +23,19 @@ class Documents:
     offsets: tuple[int, ...]
 
     @classmethod
-    def from_cu_seqlens(cls, cu_seqlens: Any, tokens: int, name: str = "cu_seqlens") -> Documents:
+    def from_cu_seqlens(
+        cls, cu_seqlens: Any, tokens: int | None, name: str = "cu_seqlens"
+    ) -> Documents:
         """Documents from cumulative lengths [documents + 1], or one document of all `tokens` for None.
+
+        `tokens` None: as many as `cu_seqlens` says.
 
         Raises: TypeError for a traced array or other than integers; ValueError unless it has one axis, starts at 0,
         never decreases and ends at `tokens`.
         """
         if cu_seqlens is None:
+            if tokens is None:
+                raise ValueError(f"{name} is None, and so is the number of tokens; give one")
             return cls((0, tokens))
         if _backend.is_traced(cu_seqlens):
             raise TypeError(
@@ -57,9 +63,9 @@ class Documents:
                 raise ValueError(
                     f"{name}[{place}] is {end}, less than {name}[{place - 1}] = {start}; it must not decrease"
                 )
-            if end > tokens:
+            if tokens is not None and end > tokens:
                 raise ValueError(f"{name}[{place}] is {end}, beyond the {tokens} tokens given")
-        if offsets[-1] != tokens:
+        if tokens is not None and offsets[-1] != tokens:
             raise ValueError(
                 f"{name} ends at {offsets[-1]}, but {tokens} tokens were given;"
                 " cut the arrays there or add a document for the rest"

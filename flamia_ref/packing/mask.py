@@ -139,5 +139,7 @@ def _side(window: Any, side: Any) -> int | None:
     if isinstance(side, bool) or not isinstance(side, (int, np.integer)):
         raise TypeError(f"window is {shown(window)}; its sides must be whole numbers, or None")
     if side < -1:
-        raise ValueError(f"window is {shown(window)}; its sides must be 0 or more, None or -1 for all")
+        raise ValueError(
+            f"window is {shown(window)}; its sides must be 0 or more, None or -1 for all"
+        )
     return None if side == -1 else int(side)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from flamia_ref.packing.documents import Documents
-from flamia_ref.packing.tiles import Flags, Indices, QueryTiles, tile_rows
+from flamia_ref.packing.mask import Mask
+from flamia_ref.packing.tiles import Flags, Indices, QueryTiles, TileSize, by_tile
+
+Table = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +24,7 @@ class TilePairs:
 
     Attributes:
         queries: the query tiles.
-        key_first: first token of the key tile, counted from the document's start.
+        key_first: first key of the key tile, counted from the document's start.
         seen: whether a query of the pair sees a key of it, or of a key tile that is worked on together with it.
         opens, closes: whether the pair is the first, or the last, of those that one partial sum of dQ takes in.
     """
@@ -36,8 +39,8 @@ class TilePairs:
         return len(self.key_first)
 
     def key_tokens(self) -> Indices:
-        """Packed token of each key [pairs, rows], -1 past the document's end."""
-        return self.queries.tokens_from(self.key_first)
+        """Packed token of each key [pairs, keys], -1 past the document's end."""
+        return self.queries.key_tokens(self.key_first)
 
     def padded(self, count: int) -> TilePairs:
         """`count` pairs: these, then pairs of an empty document."""
@@ -49,76 +52,154 @@ class TilePairs:
         )
 
 
-def tile_pairs(
-    documents: Documents,
-    heads: int,
-    batch: int,
-    tile: int,
-    *,
-    causal: bool,
-    unseen: bool,
-    descending: bool,
-    keys_together: int,
-    heads_in_sequence: int,
-) -> Iterator[TilePairs]:
-    """Every pair of a query tile and a key tile, in batches of at most `batch`.
+class PairOrder(NamedTuple):
+    """The orders of sums over pairs.
 
-    The key tiles of a query tile come ascending, or `descending` in groups of `keys_together` that ascend inside; the
-    query tiles of a key tile come ascending, those of `heads_in_sequence` query heads one after another. `unseen`: also
-    pairs of which no query sees a key.
+    `keys`: of a query tile's key tiles, `queries`: of a key tile's query tiles, each "ascending", "descending" or
+    "shifted": from the tile of the same index on and round, descending along keys, ascending along queries; None where
+    any will do. `keys_together`: aligned key tiles that are worked on together, ascending. `heads_in_sequence`: query
+    heads that a key tile's sums take one after another, `heads_descending`: from the last on.
     """
-    groups: dict[int, list[np.ndarray]] = {}
-    for index, (start, length) in enumerate(
-        zip(documents.offsets, documents.lengths, strict=False)
-    ):
-        if length == 0:
+
+    keys: str | None = "ascending"
+    queries: str | None = "ascending"
+    keys_together: int = 1
+    heads_in_sequence: int = 1
+    heads_descending: bool = False
+
+
+def passes(order: PairOrder, mask: Mask, size: TileSize) -> tuple[PairOrder, ...]:
+    """The orders to go through the pairs in: one, or one for dQ and one for dK and dV where no single one keeps both.
+
+    That can be if both are shifted and a document has other numbers of query tiles than of key tiles.
+    """
+    if (order.keys, order.queries) == ("shifted", "shifted"):
+        for queries, keys in zip(mask.queries.lengths, mask.keys.lengths, strict=True):
+            rows, columns = size.of(queries, keys)
+            if -(-queries // rows) != -(-keys // columns):
+                return (order._replace(queries=None), order._replace(keys=None))
+    return (order,)
+
+
+def tile_pairs(
+    mask: Mask, heads: int, batch: int, size: TileSize, order: PairOrder, *, unseen: bool
+) -> Iterator[TilePairs]:
+    """Every pair of a query tile and a key tile, in batches of at most `batch`. `unseen`: also pairs of which no query
+    sees a key."""
+    groups: dict[tuple[int, int], list[Table]] = {}
+    for index, (queries, keys) in enumerate(mask):
+        length, key_length = queries.stop - queries.start, keys.stop - keys.start
+        if not (length and key_length):
             continue
-        rows = tile_rows(length, tile)
-        count = -(-length // rows)
-        query, key = (x.ravel() for x in np.indices((count, count), dtype=np.int32))
-        # What is worked on together is seen together.
-        seen = (key - key % keys_together <= query) | (not causal)
-        kept = seen | unseen
-        query, key, seen = query[kept], key[kept], seen[kept]
-        group, inside = key // keys_together, key % keys_together
-        turn = -(-count // keys_together) - 1 - group if descending else group
-        closes = (inside == keys_together - 1) | (key == count - 1)
-        level = query + turn * keys_together + inside
+        rows, columns = size.of(length, key_length)
+        pairs = _document_pairs(mask, index, rows, columns, order, unseen)
+        turns = int(pairs[-1].max(initial=0)) + 1
+        constants = (index, queries.start, length, keys.start, key_length)
         for head in range(heads):
-            waits = (head % heads_in_sequence) * (3 * count)
-            columns = (
-                np.full_like(query, index),
-                np.full_like(query, head),
-                query * np.int32(rows),
-                np.full_like(query, start),
-                np.full_like(query, length),
-                key * np.int32(rows),
-                seen.astype(np.int32),
-                (inside == 0).astype(np.int32),
-                closes.astype(np.int32),
-                level + np.int32(waits),
+            turn = head % order.heads_in_sequence
+            if order.heads_descending:
+                turn = order.heads_in_sequence - 1 - turn
+            query, key, seen, opens, closes, level = pairs
+            columns_of = np.stack(
+                (*np.broadcast_arrays(*constants, head, query * rows), key * columns, seen, opens)
+                + (closes, level + turn * turns)
             )
-            groups.setdefault(rows, []).append(np.stack(columns))
-    for rows, parts in sorted(groups.items()):
+            groups.setdefault((rows, columns), []).append(columns_of)
+    for (rows, columns), parts in sorted(groups.items()):
         table = np.concatenate(parts, axis=1)
-        table = table[:, np.argsort(table[-1], kind="stable")]
+        table = table[:, np.argsort(table[-1], kind="stable")].astype(np.int32)
         starts = np.flatnonzero(np.diff(table[-1], prepend=-1))
         for begin, end in zip(starts, [*starts[1:], table.shape[1]], strict=True):
             for first in range(begin, end, batch):
-                document, head, place, start, length, key, seen, opens, closes, _ = table[
-                    :, first : min(first + batch, end)
-                ]
-                yield TilePairs(
-                    queries=QueryTiles(
-                        rows=rows,
-                        document=document,
-                        head=head,
-                        first=place,
-                        start=start,
-                        length=length,
-                    ),
-                    key_first=key,
-                    seen=seen.astype(bool),
-                    opens=opens.astype(bool),
-                    closes=closes.astype(bool),
-                )
+                yield _batch(rows, columns, table[:, first : min(first + batch, end)])
+
+
+def _batch(rows: int, columns: int, table: Indices) -> TilePairs:
+    document, start, length, key_start, key_length, head, first, key, seen, opens, closes, _ = table
+    return TilePairs(
+        queries=QueryTiles(
+            rows=rows,
+            keys=columns,
+            document=document,
+            head=head,
+            first=first,
+            start=start,
+            length=length,
+            key_start=key_start,
+            key_length=key_length,
+        ),
+        key_first=key,
+        seen=seen.astype(bool),
+        opens=opens.astype(bool),
+        closes=closes.astype(bool),
+    )
+
+
+def _document_pairs(
+    mask: Mask, document: int, rows: int, columns: int, order: PairOrder, unseen: bool
+) -> Table:
+    """Query tile, key tile, seen, opens, closes and turn of each pair of one document, [6, pairs]."""
+    first, last = by_tile(*mask.document_bounds(document), rows)
+    count = len(first)
+    key_count = -(-mask.keys.lengths[document] // columns)
+    together = order.keys_together
+    query, key = (x.ravel() for x in np.indices((count, key_count), dtype=np.int64))
+    group = key // together
+    # What is worked on together is seen together.
+    begin, end = first // columns // together, last // columns // together
+    seen = (last[query] >= 0) & (group >= begin[query]) & (group <= end[query])
+    kept = seen | unseen
+    query, key, seen, group = (x[kept] for x in (query, key, seen, group))
+    inside = key % together
+    closes = (inside == together - 1) | (key == key_count - 1)
+    groups = -(-key_count // together)
+    along_keys = _turn(order.keys, np.minimum(query // together, groups - 1), group, groups, -1)
+    along_keys = along_keys * together + inside
+    along_queries = _turn(order.queries, np.where(key < count, key, 0), query, count, 1)
+    if "shifted" in (order.keys, order.queries):
+        level = _levels(query, key, along_keys, along_queries, order)
+    else:
+        level = along_keys * (order.keys is not None) + along_queries
+        if order.queries is None:
+            level = along_keys
+    return np.stack((query, key, seen, inside == 0, closes, level)).astype(np.int64)
+
+
+def _turn(order: str | None, start: Table, moving: Table, count: int, direction: int) -> Table:
+    """When each tile `moving` comes in a sum over `count` tiles, which begins at `start` if it is shifted."""
+    match order:
+        case "descending":
+            return count - 1 - moving
+        case "shifted":
+            return (direction * (moving - start)) % count
+    return moving
+
+
+def _levels(
+    query: Table, key: Table, along_keys: Table, along_queries: Table, order: PairOrder
+) -> Table:
+    """The earliest turn of each pair that keeps both orders: the longest way to it."""
+    waits = np.zeros(len(query), dtype=np.int64)
+    following: list[list[int]] = [[] for _ in query]
+    for one, turn, wanted in (
+        (query, along_keys, order.keys),
+        (key, along_queries, order.queries),
+    ):
+        if wanted is None:
+            continue
+        sorted_pairs = np.lexsort((turn, one))
+        same = one[sorted_pairs][1:] == one[sorted_pairs][:-1]
+        for before, after in zip(sorted_pairs[:-1][same], sorted_pairs[1:][same], strict=True):
+            following[before].append(int(after))
+            waits[after] += 1
+    level = np.zeros(len(query), dtype=np.int64)
+    ready = [int(pair) for pair in np.flatnonzero(waits == 0)]
+    for pair in ready:
+        for after in following[pair]:
+            level[after] = max(level[after], level[pair] + 1)
+            waits[after] -= 1
+            if not waits[after]:
+                ready.append(after)
+    if len(ready) < len(query):
+        raise AssertionError("the orders of the sums contradict each other")
+    return level

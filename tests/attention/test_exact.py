@@ -1,285 +1,208 @@
-"""The exact gradient of a recipe against automatic differentiation of forwards written out here, and differences.
-
-The forwards below follow the steps in the recipes' docstrings, in JAX and float64, with quantizers of their own. None
-of it reads a recipe's data.
-"""
+"""The exact gradient of a recipe against automatic differentiation of forwards written out, and differences."""
 
 import functools
 from dataclasses import replace
+from functools import partial
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from flamia_ref.attention import RECIPES, exact, float64
+from flamia_ref.attention.knobs import Tiles
 from flamia_ref.attention.parts import parts
-from flamia_ref.attention.product import Guard, TileOrder, Use
-from flamia_ref.packing import Documents
+from flamia_ref.attention.product import Guard, Scope, TileOrder, Use
+from flamia_ref.packing import Documents, Mask
+from tests.attention import written_forwards as written
 from tests.attention.samples import BF16, bell
+from tests.attention.written_forwards import FORWARDS
 
-LOG2_E = 1 / np.log(2.0)
-fixed = jax.lax.stop_gradient
-
-
-def through(x, quantized):
-    """`quantized` with the derivative of `x`."""
-    return x + fixed(quantized - x)
-
-
-def single(x):
-    return x.astype(np.float32).astype(np.float64)
-
-
-def rounded(x, bits: int, least: int):
-    """x to nearest even with `bits` significand bits, and no unit below 2^least."""
-    exponent = jnp.maximum(jnp.frexp(x)[1] - bits, least)
-    return jnp.ldexp(jnp.round(jnp.ldexp(x, -exponent)), exponent)
-
-
-def e4m3(x):
-    return jnp.clip(rounded(single(x), 4, -9), -448, 448)
-
-
-def bf16(x):
-    return rounded(single(x), 8, -133)
-
-
-def mx(x, rows: int, columns: int):
-    """x [heads, n, m] in blocks of rows x columns: its values, and the powers of two of its blocks, spread."""
-    heads, n, m = x.shape
-    pad = ((0, 0), (0, -n % rows), (0, -m % columns))
-    blocks = jnp.pad(single(x), pad).reshape(heads, -(-n // rows), rows, -(-m // columns), columns)
-    amax = jnp.abs(blocks).max(axis=(2, 4), keepdims=True)
-    mantissa, exponent = jnp.frexp(single(amax * np.float64(np.float32(1 / 448))))
-    power = jnp.where(mantissa == 0.5, exponent - 1, exponent)  # the power of two at or above it
-    power = jnp.where(amax == 0, -127, jnp.maximum(power, -127))
-    values = jnp.ldexp(e4m3(jnp.ldexp(blocks, -power)), power)
-    spread = jnp.broadcast_to(jnp.ldexp(np.float64(1), power), blocks.shape)
-    whole = (heads, n + pad[1][1], m + pad[2][1])
-    return values.reshape(whole)[:, :n, :m], spread.reshape(whole)[:, :n, :m]
-
-
-def mxq(rows, columns):
-    return lambda x: through(x, mx(x, rows, columns)[0])
-
-
-def by_token(x):
-    return through(x, mx(x, 1, x.shape[2])[0])
-
-
-def softmax(t, seen, v, *, rounding, threshold, offset, whole, reverse=False, weights):
-    """Running softmax by key tiles of 128: O [heads, n, channels]."""
-    heads, n, m = t.shape
-    t = jnp.where(seen, t, -jnp.inf)
-    base = jnp.full((heads, n, 1), -jnp.inf)
-    total = jnp.zeros((heads, n, 1))
-    o = jnp.zeros((heads, n, v.shape[2]))
-    tiles = range(0, m, 128)
-    for first in reversed(tiles) if reverse else tiles:
-        tile = slice(first, first + 128)
-        level = jnp.ceil(t) if whole else t
-        most = fixed(level[:, :, tile].max(axis=2, keepdims=True))
-        moves = (base == -jnp.inf) | (most - base > threshold)
-        new = jnp.where(moves, jnp.maximum(base, most), base)
-        decay = jnp.where(base == -jnp.inf, 0, jnp.exp2(base - jnp.where(new == -jnp.inf, 0, new)))
-        finite = jnp.where(new == -jnp.inf, 0, new)
-        visible = seen[:, tile]
-        p = jnp.where(visible, jnp.exp2(jnp.where(visible, t[:, :, tile], 0) - finite + offset), 0)
-        total = total * decay + p.sum(axis=2, keepdims=True)
-        o = o * decay + weights(p, tile, rounding)
-        base = new
-    return o / total
-
-
-def plain(v):
-    return lambda p, tile, rounding: through(p, rounding(p)) @ v[:, tile]
-
-
-def folded(v):
-    """V's token scale goes into P before that is quantized."""
-    _, scale = mx(v, 1, v.shape[2])
-    quantized = by_token(v)
-
-    def weights(p, tile, rounding):
-        scales = scale[:, tile, 0][:, None, :]
-        return through(p, rounding(p * scales) / scales) @ quantized[:, tile]
-
-    return weights
-
-
-def guarded_blocks(n: int, causal: bool):
-    """Blocks of 32 queries by 32 keys that hold a visible pair and a masked one, pair by pair."""
-    cut = np.zeros((n, n), dtype=bool)
-    for i in range(0, n, 32):
-        for j in range(0, n, 32):
-            pairs = [
-                key < n and (key <= query or not causal)
-                for query in range(i, min(i + 32, n))
-                for key in range(j, j + 32)
-            ]
-            cut[i : i + 32, j : j + 32] = any(pairs) and not all(pairs)
-    return cut
-
-
-def bf16_fa4(q, k, v, seen, cut, c):
-    t = q @ k.mT * c
-    return softmax(
-        t,
-        seen,
-        v,
-        rounding=bf16,
-        threshold=8,
-        offset=0,
-        whole=False,
-        reverse=True,
-        weights=plain(v),
-    )
-
-
-def cudnn_mxfp8(q, k, v, seen, cut, c):
-    t = mxq(1, 32)(q) @ mxq(1, 32)(k).mT * c
-    weights = plain(mxq(32, 1)(v))
-    return softmax(t, seen, v, rounding=e4m3, threshold=4, offset=4, whole=False, weights=weights)
-
-
-def cudnn_mxfp8_pv_bf16(q, k, v, seen, cut, c):
-    t = mxq(1, 32)(q) @ mxq(1, 32)(k).mT * c
-    return softmax(t, seen, v, rounding=bf16, threshold=4, offset=0, whole=False, weights=plain(v))
-
-
-def flamia_mxfp8_folded(q, k, v, seen, cut, c):
-    t = by_token(q) @ by_token(k).mT * c
-    rounding = lambda p: mx(p, 1, 32)[0]  # noqa: E731
-    return softmax(
-        t, seen, v, rounding=rounding, threshold=0, offset=0, whole=True, weights=folded(v)
-    )
-
-
-def flamia_mxfp8(q, k, v, seen, cut, c):
-    t = jnp.where(cut, q @ k.mT, by_token(q) @ mxq(32, 32)(k).mT) * c
-    quantized = mxq(32, 32)(v)
-
-    def weights(p, tile, rounding):
-        inside = cut[:, tile]
-        low = jnp.where(inside, 0, through(p, e4m3(p))) @ quantized[:, tile]
-        return low + jnp.where(inside, through(p, bf16(p)), 0) @ v[:, tile]
-
-    return softmax(t, seen, v, rounding=None, threshold=0, offset=8, whole=True, weights=weights)
-
-
-def flamia_mxfp8_unguarded(q, k, v, seen, cut, c):
-    t = mxq(32, 32)(q) @ mxq(32, 32)(k).mT * c
-    weights = plain(mxq(32, 32)(v))
-    return softmax(t, seen, v, rounding=e4m3, threshold=0, offset=8, whole=True, weights=weights)
-
-
-FORWARDS = {
-    function.__name__.replace("_", "-"): function
-    for function in (
-        bf16_fa4,
-        cudnn_mxfp8,
-        cudnn_mxfp8_pv_bf16,
-        flamia_mxfp8,
-        flamia_mxfp8_folded,
-        flamia_mxfp8_unguarded,
-    )
-}
-
-
-def packed(forward, q, k, v, *masks):
-    """A forward over documents: q [tokens, heads, channels] and so on; which pairs of each are seen, and guarded."""
-    group = q.shape[1] // k.shape[1]
-    outs, start = [], 0
-    for seen, cut in zip(masks[::2], masks[1::2], strict=True):
-        rows = slice(start, start + len(seen))
-        heads_first = [jnp.moveaxis(x[rows], 1, 0) for x in (q, k, v)]
-        heads_first[1:] = [jnp.repeat(x, group, axis=0) for x in heads_first[1:]]
-        out = forward(*heads_first, seen, cut, SCALE * LOG2_E)
-        outs.append(jnp.moveaxis(out, 0, 1))
-        start += len(seen)
-    return jnp.concatenate(outs)
-
-
-@functools.cache
-def differentiated(name: str):
-    """A compiled function of dout, q, k, v and masks: out, dq, dk, dv. One program for both masks."""
-
-    def both(dout, q, k, v, *masks):
-        out, pull = jax.vjp(lambda *x: packed(FORWARDS[name], *x, *masks), q, k, v)
-        return out, *pull(dout)
-
-    return jax.jit(both)
-
-
-LENGTHS = (167, 37)
+QUERIES, KEYS = (167, 0, 3, 167), (150, 9, 0, 150)
 SCALE = 48**-0.5
+PLAIN = {"causal": True, "window": None, "alignment": "bottom_right"}
+MASKS = {
+    "causal": PLAIN,
+    "full": PLAIN | {"causal": False},
+    "left window, top-left": {"causal": True, "window": (40, 0), "alignment": "top_left"},
+    "window, bottom-right": {"causal": False, "window": (70, 20), "alignment": "bottom_right"},
+}
+SINK = np.float32([0.5, -np.inf, 3.0, -2.0])
+
+
+def packed(lengths) -> Documents:
+    return Documents(tuple(int(x) for x in np.cumsum([0, *lengths])))
+
+
+def offsets(lengths):
+    return np.array(packed(lengths).offsets, dtype=np.int32)
 
 
 @functools.cache
-def inputs():
-    """q, k, v, dout with 4 query heads and 2 key/value heads.
+def inputs(queries=QUERIES, keys=KEYS):
+    """q, k, v, dout with 4 query heads and 2 key/value heads, v with fewer channels.
 
     Scores are spread enough that bases move. Exponents are too, inside every block and between them, so that what
     shares a scale matters.
     """
-    q, k, v, cu_seqlens = bell(11, LENGTHS, 4, 2, 48, spread=2.0)
+    q = bell(11, queries, 4, 2, 48, spread=2.0)[0]
+    _, k, v, _ = bell(12, keys, 4, 2, 48, spread=2.0)
     rng = np.random.default_rng(12)
-    growing = np.linspace(0.5, 4, len(q))[:, None, None]
     arrays = []
-    for x, factor in ((q, growing), (k, 1), (v, 1)):
+    for x, last in ((q, 4), (k, 1), (v[:, :, :40], 1)):
         powers = np.exp2(rng.integers(-20, 1, x.shape) * rng.integers(0, 2, x.shape))
         tokens = np.exp2(rng.integers(-3, 2, (len(x), x.shape[1], 1)))
-        arrays.append((x.astype(np.float32) * powers * tokens * factor).astype(BF16))
-    dout = rng.standard_normal(q.shape).astype(np.float32).astype(BF16)
-    return *arrays, dout, cu_seqlens
+        growing = np.linspace(0.5 if last > 1 else 1, last, len(x))[:, None, None]
+        arrays.append((x.astype(np.float32) * powers * tokens * growing).astype(BF16))
+    dout = rng.standard_normal((*q.shape[:2], 40)).astype(np.float32).astype(BF16)
+    return *arrays, dout
 
 
-# Compiling takes seconds each; the parts of these two are parts of the others.
-NIGHTLY = ("cudnn-mxfp8-pv-bf16", "flamia-mxfp8-unguarded")
+def arguments(recipe, mask=PLAIN, queries=QUERIES, keys=KEYS, **options):
+    """Arguments of the functions in `exact`, in float64."""
+    given = [x.astype(np.float64) for x in inputs(queries, keys)]
+    of = Mask.of(packed(queries), packed(keys), **mask)
+    return given, (recipe, of), {"softmax_scale": SCALE, **options}
 
 
-@pytest.mark.parametrize("causal", [True, False])
+def deviation(found, expected) -> float:
+    """The largest difference of any gradient, relative to the largest element of that gradient."""
+    pairs = [pair for pair in zip(found, expected, strict=True) if pair[0] is not None]
+    worst = 0.0
+    for a, b in pairs:
+        assert (a[~np.isfinite(b)] == b[~np.isfinite(b)]).all()  # the lse of dead rows
+        a, b = a[np.isfinite(b)], b[np.isfinite(b)]
+        worst = np.maximum(worst, np.abs(a - b).max() / np.abs(b).max())  # a NaN stays
+    return float(worst)
+
+
+def check(recipe, forward, mask, queries=QUERIES, keys=KEYS, softcap=None, sink=None) -> None:
+    tiles = (recipe.tiles.query, recipe.tiles.key)
+    skips = recipe.tiles.masked == "skipped"
+    masks = [
+        written.dense_masks(n, m, tiles, skips, **mask) for n, m in zip(queries, keys, strict=True)
+    ]
+    wide = None if sink is None else sink.astype(np.float64)
+    given, rest, options = arguments(recipe, mask, queries, keys, softcap=softcap, sink=wide)
+    q, k, v, dout = given
+    none = np.full(q.shape[1], -np.inf)
+    expected = written.differentiated(
+        forward, dout, q, k, v, none if wide is None else wide, SCALE, softcap or 0, masks
+    )
+    found = [
+        *exact.forward(*given[:3], *rest, **options),
+        *exact.gradient(*given, *rest, **options),
+    ]
+    assert (found[-1] is None) == (sink is None)
+    assert {x.dtype for x in found if x is not None} == {np.dtype(np.float64)}
+    assert deviation(found, expected) < 1e-12
+
+
+# Compiling takes seconds each; the parts of these are parts of the others.
+NIGHTLY = ("cudnn-mxfp8-pv-bf16", "flamia-mxfp8-unguarded", "flamia-nvfp4-fp8")
+
+
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.nightly] * (name in NIGHTLY)) for name in FORWARDS],
 )
-def test_against_automatic_differentiation(name: str, causal: bool) -> None:
-    q, k, v, dout, cu_seqlens = inputs()
-    masks = []
-    for length in LENGTHS:
-        seen = np.ones((length, length), bool)
-        masks += [np.tril(seen) if causal else seen, guarded_blocks(length, causal)]
-    with jax.enable_x64(True):
-        wide = [jnp.asarray(x.astype(np.float64)) for x in (dout, q, k, v)]
-        expected = [np.asarray(x) for x in differentiated(name)(*wide, *masks)]
-    found = float64.gradient(q, k, v, dout, name, cu_seqlens=cu_seqlens, causal=causal)
-    given, rest, options = arguments(RECIPES[name], causal)
-    out = exact.forward(*given[:3], *rest, **options).out
-    for what, a, b in zip(("out", "dq", "dk", "dv"), (out, *found), expected, strict=True):
-        assert a.dtype == np.float64
-        assert np.abs(a - b).max() < 1e-12 * np.abs(b).max(), what
+def test_against_automatic_differentiation(name: str, mask: str) -> None:
+    plain = mask in ("causal", "full")
+    options = {} if plain else {"softcap": 3.0, "sink": SINK}
+    check(RECIPES[name], FORWARDS[name], MASKS[mask], **options)
 
 
 def test_every_recipe_is_differentiated_here() -> None:
     assert set(FORWARDS) == set(RECIPES)
 
 
-def arguments(recipe, causal: bool = True):
-    """Arguments of the functions in `exact`, in float64."""
-    q, k, v, dout, cu_seqlens = inputs()
-    documents = Documents.from_cu_seqlens(cu_seqlens, len(q))
-    given = [x.astype(np.float64) for x in (q, k, v, dout)]
-    return given, (recipe, documents), {"causal": causal, "softmax_scale": SCALE}
-
-
-def deviation(found, expected) -> float:
-    """The largest difference of any gradient, relative to the largest element of that gradient."""
-    return max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(found, expected, strict=True))
-
-
 FOLDED, CUDNN, FA4 = (RECIPES[name] for name in ("flamia-mxfp8-folded", "cudnn-mxfp8", "bf16-fa4"))
 GUARDED = RECIPES["flamia-mxfp8"]
+
+
+UNGUARDED = RECIPES["flamia-mxfp8-unguarded"]
+
+
+def operand(recipe, use, **changes):
+    """The recipe with another operand in one use."""
+    product, side = use.split(".")[0], "left" if use in (Use.S_Q, Use.O_P) else "right"
+    old = getattr(recipe, product)
+    new = replace(old, **{side: replace(getattr(old, side), **changes)})
+    return replace(recipe, **{product: new})
+
+
+def knobs(recipe, *, tiles=None, **softmax):
+    changed = replace(recipe, softmax=replace(recipe.softmax, **softmax))
+    return changed if tiles is None else replace(changed, tiles=Tiles(**tiles))
+
+
+# Each is a recipe with a knob that no registered one turns, the recipe without it, and the forward written out.
+BY_PREVIOUS = operand(
+    UNGUARDED, Use.O_V, block=(32, 1), scope=Scope.PREVIOUS_BLOCK, static_scale=121
+)
+STATIC = operand(CUDNN, Use.S_Q, format="e4m3", block=None, scope=Scope.STATIC, static_scale=125)
+VARIANTS = {
+    "splits": (
+        knobs(UNGUARDED, tiles={"query": 64, "key": 64, "masked": "skipped", "splits": 2}),
+        knobs(UNGUARDED, tiles={"query": 64, "key": 64, "masked": "skipped"}),
+        partial(written.flamia_mxfp8_unguarded, tile=64, splits=2),
+    ),
+    "previous block": (
+        BY_PREVIOUS,
+        UNGUARDED,
+        partial(written.flamia_mxfp8_unguarded, quantize=written.by_previous(121 - 127)),
+    ),
+    "static": (STATIC, CUDNN, partial(written.cudnn_mxfp8, quantize_q=written.static(125 - 127))),
+    "codes in guarded blocks": (
+        replace(GUARDED, guard_operands="codes"),
+        GUARDED,
+        partial(written.flamia_mxfp8, high=written.codes),
+    ),
+    "row sum of codes": (
+        knobs(FOLDED, row_sum_of="codes"),
+        FOLDED,
+        partial(written.flamia_mxfp8_folded, of_codes=True),
+    ),
+    "score of masked pairs": (
+        knobs(CUDNN, mask_value=-2.5, score="scaled", tiles={"masked": "computed"}),
+        CUDNN,
+        partial(written.cudnn_mxfp8, masked=-2.5 * written.LOG2_E),
+    ),
+    "score of masked pairs in skipped tiles and splits": (
+        knobs(
+            FOLDED,
+            mask_value=-2.5,
+            row_sum_of="codes",
+            tiles={"query": 96, "key": 64, "masked": "skipped", "splits": 2},
+        ),
+        FOLDED,
+        partial(
+            written.flamia_mxfp8_folded,
+            masked=-2.5 * SCALE * written.LOG2_E,
+            of_codes=True,
+            tile=64,
+            splits=2,
+        ),
+    ),
+}  # fmt: skip
+VARIANTS_NIGHTLY = ("static", "previous block", "row sum of codes")
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(what, marks=[pytest.mark.nightly] * (what in VARIANTS_NIGHTLY))
+        for what in VARIANTS
+    ],
+)
+def test_other_forwards_against_automatic_differentiation(what: str) -> None:
+    recipe, base, forward = VARIANTS[what]
+    for mask in ("causal", "window, bottom-right"):
+        check(recipe, forward, MASKS[mask], sink=SINK)
+    given = [
+        exact.gradient(*x, *rest, **options)
+        for x, rest, options in (arguments(one, MASKS["causal"]) for one in (recipe, base))
+    ]
+    assert deviation(*given) > 1e-9  # so the inputs reach the knob
 
 
 def unguarded(product):
@@ -293,7 +216,7 @@ OTHER_FORWARDS = {
         replace(CUDNN, softmax=replace(CUDNN.softmax, rescale_threshold=0)),
     ),
     "offset": (CUDNN, replace(CUDNN, softmax=replace(CUDNN.softmax, p_offset=0))),
-    "base": (FOLDED, replace(FOLDED, softmax=replace(FOLDED.softmax, base="scaled_max"))),
+    "base": (FA4, replace(FA4, softmax=replace(FA4.softmax, base="integer_max", lse="log2_sum"))),
     "order": (FA4, replace(FA4, o=replace(FA4.o, tile_order=TileOrder.ASCENDING))),
     "tiles": (FA4, replace(FA4, tiles=replace(FA4.tiles, key=64))),
     "fold": (
@@ -327,43 +250,58 @@ def test_the_inputs_reach_every_knob_of_the_forward(what: str) -> None:
     assert deviation(*given) > 1e-9
 
 
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("name", RECIPES)
-def test_without_quantizers_all_are_one(name: str, causal: bool) -> None:
-    q, k, v, dout, cu_seqlens = inputs()
-    keywords = {"cu_seqlens": cu_seqlens, "causal": causal}
-    given, rest, options = arguments(RECIPES[name], causal)
-    expected = float64.forward(q, k, v, **keywords)
+def test_without_quantizers_all_are_one(name: str, mask: str) -> None:
+    check_identities(RECIPES[name], MASKS[mask])
+    check_identities(RECIPES[name], MASKS[mask], softcap=3.0, sink=SINK)
+
+
+def check_identities(recipe, mask, softcap=None, sink=None) -> None:
+    """Without quantizers, a recipe's forward, its gradient and its backward are those of float64 attention."""
+    wide = None if sink is None else sink.astype(np.float64)
+    given, rest, options = arguments(recipe, mask, softcap=softcap, sink=wide)
+    keywords = {
+        "cu_seqlens": offsets(QUERIES),
+        "cu_seqlens_k": offsets(KEYS),
+        "softcap": softcap,
+        "sink": sink,
+        **mask,
+    }
+    expected = float64.forward(*given[:3], **keywords)
     found = exact.forward(*given[:3], *rest, **options, quantized=False)
     assert deviation(found, expected) < 1e-13
-    expected = float64.backward(q, k, v, dout, **keywords)
+    expected = float64.backward(*given, **keywords)
     assert deviation(exact.gradient(*given, *rest, **options, quantized=False), expected) < 1e-13
     assert deviation(exact.backward(*given, *rest, **options), expected) < 1e-12
 
 
 @pytest.mark.parametrize(
-    ("name", "causal"),
-    [("bf16-fa4", True), ("cudnn-mxfp8", False), ("flamia-mxfp8-folded", True)],
+    ("name", "mask"),
+    [
+        ("bf16-fa4", "causal"),
+        ("cudnn-mxfp8", "window, bottom-right"),
+        ("flamia-mxfp8-folded", "left window, top-left"),
+    ],
 )
-def test_finite_differences_of_the_forward_without_quantizers(name: str, causal: bool) -> None:
-    given, rest, options = arguments(RECIPES[name], causal)
-    gradient = exact.gradient(*given, *rest, **options, quantized=False)
+def test_finite_differences_of_the_forward_without_quantizers(name: str, mask: str) -> None:
+    given, rest, options = arguments(RECIPES[name], MASKS[mask], softcap=3.0)
+    sink = np.array([0.5, -1.0, 3.0, -2.0])
+    gradient = exact.gradient(*given, *rest, **options, sink=sink, quantized=False)
     rng = np.random.default_rng(5)
-    for index in range(3):
-        direction = rng.standard_normal(given[index].shape)
+    variables = [*given[:3], sink]
+    for index, slopes in enumerate(gradient):
+        direction = rng.standard_normal(variables[index].shape)
         step = 1e-5
         values = []
         for sign in (1, -1):
-            moved = list(given[:3])
+            moved = list(variables)
             moved[index] = moved[index] + sign * step * direction
-            out = exact.forward(*moved, *rest, **options, quantized=False).out
+            out = exact.forward(*moved[:3], *rest, **options, sink=moved[3], quantized=False).out
             values.append((given[3] * out).sum())
         slope = (values[0] - values[1]) / (2 * step)
         # The error of a central difference: step^2 times a third derivative, and rounding / step.
-        assert (
-            abs(slope - (direction * gradient[index]).sum())
-            < 1e-6 * np.abs(direction * gradient[index]).sum()
-        )
+        assert abs(slope - (direction * slopes).sum()) < 1e-6 * np.abs(direction * slopes).sum()
 
 
 def folded_elsewhere(product, use):
@@ -391,22 +329,30 @@ def test_a_backward_that_does_not_fit_is_seen(what: str) -> None:
     assert deviation(exact.backward(*given, *rest, **options), expected) > 0.01
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 300])
-def test_guarded_blocks(length: int, causal: bool) -> None:
-    for part in parts(Documents((0, length)), 1, 1, causal):
-        expected = guarded_blocks(length, causal)[part.rows, part.keys]
-        assert (part.guarded() == expected).all()
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(
+    ("queries", "keys"), [(1, 1), (31, 32), (33, 64), (64, 33), (300, 300), (300, 200), (40, 310)]
+)
+def test_guarded_blocks(queries: int, keys: int, mask: str) -> None:
+    expected, _ = written.dense_masks(queries, keys, **MASKS[mask])[1:]
+    found = np.zeros_like(expected)
+    of = Mask.of(Documents((0, queries)), Documents((0, keys)), **MASKS[mask])
+    for part in parts(of, 1, 1):
+        found[part.rows, part.keys] = part.guarded()
+    assert (found == expected).all()
 
 
 def test_a_row_of_infinitely_low_scores_is_dead() -> None:
     q, k, v, _ = (np.ones((4, 1, 32)) for _ in range(4))
     q[2] = np.inf
     k[:] = -1
-    out, lse = exact.forward(q, k, v, FA4, Documents((0, 4)), causal=True, softmax_scale=1.0)
-    assert (out[2] == 0).all()
-    assert lse[0, 2] == -np.inf
-    assert (out[[0, 1, 3]] == 1).all()
+    of = Mask.of(Documents((0, 4)), Documents((0, 4)), **PLAIN)
+    for sink in (-np.inf, 2.0):
+        out, lse = exact.forward(q, k, v, FA4, of, softmax_scale=1.0, sink=np.array([sink]))
+        assert (out[2] == 0).all()
+        assert lse[0, 2] == sink
+        share = 1 / (1 + np.exp(sink + 32) / np.arange(1, 5))  # scores are -32
+        assert np.abs(out[[0, 1, 3], 0] - share[[0, 1, 3], None]).max() < 1e-15
 
 
 def test_float64_inputs_are_for_no_recipe() -> None:

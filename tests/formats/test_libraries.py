@@ -138,7 +138,11 @@ def test_quantize(name: str, block: Any) -> None:
     """Wide exponents, subnormals, NaN and infinities; blocks that run over the end."""
     finite = points.narrow_range(70 * 45, 4).reshape(70, 45)
     bits = np.concatenate([finite, BITS[:, :45]])
-    four_ways(lambda x: quantize_bits(x, PRESETS[name], block), bits, with_x64=block == (1, 32))
+    four_ways(
+        lambda x: quantize_bits(x, PRESETS[name], block),
+        bits,
+        with_x64=block == PRESETS[name].block,
+    )
     tensor = quantize(finite.view(np.float32), name, block=block)
     same(dequantize(tensor), dequantize(jax.tree.map(jnp.asarray, tensor)))
 
@@ -149,7 +153,7 @@ def test_a_block_tensor_passes_through_jax(name: str) -> None:
     ours = quantize(np.asarray(x), name)
     theirs = jax.jit(lambda x: quantize(x, name))(x)
     assert theirs.format == ours.format
-    assert theirs.block == ours.block == (1, 32)
+    assert theirs.block == ours.block == PRESETS[name].block
     same(ours.codes, theirs.codes)
     same(ours.scales, theirs.scales)
     same(dequantize(ours), jax.jit(dequantize)(theirs))

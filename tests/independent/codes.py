@@ -114,6 +114,8 @@ def encode(bits: int, element: Element) -> int:
     if float32.is_nan(bits):
         return element.nan
     sign = element.sign_bit if bits & float32.SIGN else 0
+    if float32.is_zero(bits):
+        return sign
     if float32.is_infinite(bits):
         return sign | element.largest
     significand, exponent = float32.split(bits)

@@ -8,20 +8,39 @@ VECTOR = 8  # channels a thread of FlashAttention-4's preprocess loads at once
 THREADS = 8  # of cuDNN's
 
 
+def total(kind: str, x: Sequence[int], y: Sequence[int]) -> int:
+    """The sum over channels of x * y, both float32 bits, in a recipe's way."""
+    return SUMS[kind](x, y)
+
+
 def ascending(weighted: Sequence[int], out: Sequence[int]) -> int:
     """FMA in ascending channels from +0; float32 dout' times bfloat16 out."""
-    total = 0
-    for x, y in zip(weighted, out, strict=True):
-        total = float32.fused_multiply_add(x, float32.from_bfloat16(y), total)
-    return total
+    return _ascending(weighted, _widened(out))
 
 
 def flash_attention(dout: Sequence[int], out: Sequence[int]) -> int:
     """float32 products of bfloat16, vectors of 8 channels a thread, then a butterfly."""
-    products = [
-        float32.multiply(float32.from_bfloat16(x), float32.from_bfloat16(y))
-        for x, y in zip(out, dout, strict=True)
-    ]
+    return _thread_vectors(_widened(dout), _widened(out))
+
+
+def cudnn(dout: Sequence[int], out: Sequence[int]) -> int:
+    """Products rounded to bfloat16, pairs of channels dealt to 8 threads, then a butterfly."""
+    return _half_products(_widened(dout), _widened(out))
+
+
+def _widened(row: Sequence[int]) -> list[int]:
+    return [float32.from_bfloat16(x) for x in row]
+
+
+def _ascending(x: Sequence[int], y: Sequence[int]) -> int:
+    total = 0
+    for a, b in zip(x, y, strict=True):
+        total = float32.fused_multiply_add(a, b, total)
+    return total
+
+
+def _thread_vectors(x: Sequence[int], y: Sequence[int]) -> int:
+    products = [float32.multiply(a, b) for a, b in zip(x, y, strict=True)]
     width = -(-len(products) // 32) * 32
     products += [0] * (width - len(products))
     part = next(size for size in (128, 64, 32) if width % size == 0)
@@ -39,12 +58,8 @@ def flash_attention(dout: Sequence[int], out: Sequence[int]) -> int:
     return threads[0]
 
 
-def cudnn(dout: Sequence[int], out: Sequence[int]) -> int:
-    """Products rounded to bfloat16, pairs of channels dealt to 8 threads, then a butterfly."""
-    products = [
-        float32.from_bfloat16(float32.multiply_bfloat16(x, y))
-        for x, y in zip(out, dout, strict=True)
-    ]
+def _half_products(x: Sequence[int], y: Sequence[int]) -> int:
+    products = [float32.from_bfloat16(_half_product(a, b)) for a, b in zip(x, y, strict=True)]
     products += [0] * (len(products) % 2)
     threads = []
     for thread in range(THREADS):
@@ -58,6 +73,23 @@ def cudnn(dout: Sequence[int], out: Sequence[int]) -> int:
     return threads[0]
 
 
+def _half_product(a: int, b: int) -> int:
+    """a * b of two float32, rounded once to bfloat16."""
+    exact = float32.multiply(a, b)  # for its special values: zeros, infinities, NaN
+    if any(float32.is_nan(x) or float32.is_infinite(x) for x in (a, b)):
+        return float32.to_bfloat16(exact)
+    (a_significand, a_exponent), (b_significand, b_exponent) = float32.split(a), float32.split(b)
+    product = a_significand * b_significand
+    return float32.round_dyadic(product, a_exponent + b_exponent, exact >> 31, 7)
+
+
 def _exchange(threads: Sequence[int], distance: int) -> list[int]:
     """Every thread adds the sum of the thread whose number differs in one bit."""
     return [float32.add(x, threads[index ^ distance]) for index, x in enumerate(threads)]
+
+
+SUMS = {
+    "fma_ascending": _ascending,
+    "thread_vectors": _thread_vectors,
+    "half_products": _half_products,
+}

@@ -185,6 +185,8 @@ def add(a: int, b: int, direction: str = "nearest_even", ftz: bool = False) -> i
     if special is not None:
         return special
     a, b = (flush(a), flush(b)) if ftz else (a, b)
+    if is_zero(b) and not is_zero(a):
+        return a
     zero_sign = _zero_sign(a >> 31, b >> 31, direction)
     return round_directed(*_exact_sum(split(a), split(b)), zero_sign, direction, ftz)
 
@@ -319,7 +321,7 @@ def shift(a: int, exponent: int | float) -> int:
         return NAN
     if exponent == -math.inf:
         return a & SIGN
-    if is_infinite(a) or is_zero(a):
+    if is_infinite(a) or is_zero(a) or not exponent:
         return a
     # Beyond these bounds every float32 overflows or vanishes: no need for a power of 2**2**128.
     bounded = max(-400, min(400, int(exponent)))

@@ -8,6 +8,7 @@ from flamia_ref.attention.recipes.bf16_fa4 import BF16_FA4
 from flamia_ref.attention.recipes.cudnn_mxfp8 import CUDNN_MXFP8, CUDNN_MXFP8_PV_BF16
 from flamia_ref.attention.recipes.flamia_mxfp8 import FLAMIA_MXFP8, FLAMIA_MXFP8_UNGUARDED
 from flamia_ref.attention.recipes.flamia_mxfp8_folded import FLAMIA_MXFP8_FOLDED
+from flamia_ref.attention.recipes.flamia_nvfp4_fp8 import FLAMIA_NVFP4_FP8, FLAMIA_NVFP4_FP8_UE4M3
 
 _ALL = (
     BF16_FA4,
@@ -16,6 +17,8 @@ _ALL = (
     FLAMIA_MXFP8,
     FLAMIA_MXFP8_FOLDED,
     FLAMIA_MXFP8_UNGUARDED,
+    FLAMIA_NVFP4_FP8,
+    FLAMIA_NVFP4_FP8_UE4M3,
 )
 
 RECIPES: Mapping[str, Recipe] = Registry("recipe", ((recipe.name, recipe) for recipe in _ALL))

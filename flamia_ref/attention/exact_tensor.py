@@ -1,0 +1,119 @@
+"""q, k, v and dO as one use of a recipe takes them, in float64: the values of their codes, by the real quantizers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flamia_ref.attention.parts import Values
+from flamia_ref.attention.product import Operand, Scope, Use
+from flamia_ref.attention.recipe import Recipe
+from flamia_ref.formats import (
+    E8M0,
+    FORMATS,
+    PRESETS,
+    BlockTensor,
+    Overflow,
+    decode,
+    dequantize,
+    encode,
+    encode_blocks,
+    quantize,
+)
+from flamia_ref.packing import Documents
+
+UNIT = 127  # e8m0 code of 2^0
+HIGH = "bf16"  # the format of guarded blocks
+
+Exponents = npt.NDArray[np.int32]
+Narrow = npt.NDArray[np.float32]
+
+
+class Tensor(NamedTuple):
+    """One use of q, k, v or dO: its values and those that guarded blocks take [tokens, heads, channels], and the
+    exponents of the scales that another use takes over, 0 where none does [tokens, heads]."""
+
+    values: Values
+    guarded: Values
+    exponents: Exponents
+
+    @property
+    def elements(self) -> Values:
+        """What the product sees: without the scale that another use takes over."""
+        return np.ldexp(self.values, -self.exponents[:, :, None])
+
+
+def tensor(x: Values, recipe: Recipe, use: Use, documents: Documents, *, quantized: bool) -> Tensor:
+    """`x` [tokens, heads, channels] for one use, quantized document by document, or as it is."""
+    operand = recipe.operand(use)
+    values, exponents = x.copy(), np.zeros(x.shape[:2], dtype=np.int32)
+    if quantized or operand.scale_folded_into is not None:
+        narrow = x.astype(np.float32)
+        for document in documents:
+            if document.start == document.stop:
+                continue
+            rows = np.moveaxis(narrow[document], 1, 0)  # [heads, tokens, channels]
+            stored, codes = _stored(rows, recipe, use)
+            if operand.scale_folded_into is not None and codes is not None:
+                exponents[document] = codes.scales[:, :, 0].T.astype(np.int32) - UNIT
+            if quantized:
+                values[document] = np.moveaxis(stored, 0, 1)
+    guarded = x
+    if quantized and recipe.guard_operands == "codes":
+        guarded = encoded(values.astype(np.float32), HIGH)
+    return Tensor(values, guarded, exponents)
+
+
+def encoded(x: Narrow, name: str, *, static_scale: int | None = None) -> Values:
+    """`x` in a scalar format, as its values. What is too large is infinite where the format has infinity; with a
+    static scale, an e8m0 code that `x` is divided by first, it is the largest value."""
+    chosen = FORMATS[name]
+    if static_scale is None:
+        overflow = Overflow.SATURATE if chosen.infinity_code is None else Overflow.NATIVE
+        return np.asarray(decode(encode(x, chosen, overflow=overflow), chosen, np.float64))
+    codes = encode(np.ldexp(x, UNIT - static_scale), chosen, overflow=Overflow.SATURATE)
+    return np.ldexp(np.asarray(decode(codes, chosen, np.float64)), static_scale - UNIT)
+
+
+def _stored(rows: Narrow, recipe: Recipe, use: Use) -> tuple[Values, BlockTensor | None]:
+    """The values of one document [heads, tokens, channels], and its codes with their scales where it has such."""
+    operand = recipe.operand(use)
+    if operand.promoted_from is not None:
+        source, _ = _stored(rows, recipe, operand.promoted_from)
+        rows = source.astype(np.float32)
+    if operand.format not in PRESETS:
+        return encoded(rows, operand.format, static_scale=operand.static_scale), None
+    if operand.scope is Scope.PREVIOUS_BLOCK:
+        codes = _by_previous(rows, operand)
+    elif operand.scope is Scope.TOKEN and PRESETS[operand.format].scale is not E8M0:
+        return _two_levels(rows, operand), None
+    else:
+        codes = quantize(rows, operand.format, block=operand.block)
+    return np.asarray(dequantize(codes, np.float64)), codes
+
+
+def _by_previous(rows: Narrow, operand: Operand) -> BlockTensor:
+    """Each block of tokens by the scale of the one before it, the first by the static scale."""
+    own = quantize(rows, operand.format, block=operand.block)
+    first = np.full_like(own.scales[:, :1], operand.static_scale)
+    scales = np.concatenate([first, own.scales[:, :-1]], axis=1)
+    codes = encode_blocks(rows.view(np.uint32), scales, own.format, own.block)
+    return BlockTensor(codes=codes, scales=scales, format=own.format, block=own.block)
+
+
+def _two_levels(rows: Narrow, operand: Operand) -> Values:
+    """Blocks with scales that have a mantissa, of what a power of two for each token brings into their reach.
+
+    That power is the smallest with amax <= its multiple by the largest element times the largest scale.
+    """
+    chosen = PRESETS[operand.format]
+    largest, power = np.frexp(chosen.element.max * chosen.scale.max)
+    amax = np.abs(rows).max(axis=2, keepdims=True)
+    mantissa, exponent = np.frexp(amax.astype(np.float64))
+    token = np.where(np.isfinite(amax), exponent - power + (mantissa > largest), UNIT)
+    token = np.where(amax == 0, -UNIT, np.clip(token, -UNIT, UNIT)).astype(np.int32)
+    codes = quantize(np.ldexp(rows, -token), operand.format, block=operand.block)
+    values = np.ldexp(np.asarray(dequantize(codes, np.float64)), token)
+    return np.where(np.isnan(amax), np.nan, values)

@@ -1,0 +1,246 @@
+"""The numerics of a row's end: the sink, the normalisation, the log-sum-exp, and splits of its keys put together.
+
+Floats are float32 bits. Arrays have axes [tiles, rows], and O a last one of channels.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from flamia_ref import _backend, _float32
+from flamia_ref._backend import Array
+from flamia_ref.arithmetic import special
+from flamia_ref.attention import softmax as softmaxes
+from flamia_ref.attention.knobs import Softmax
+from flamia_ref.attention.softmax import LN_2, LOG2_E, NEGATIVE_INFINITY, integer
+
+_SMALLEST_SUM = np.uint32(0x0DA24260)  # fl(1e-30)
+
+
+class Row(NamedTuple):
+    """The end of rows: O before its output rounding, the log-sum-exp, and the maximum and the sum that they are of."""
+
+    o: Array
+    lse: Array
+    row_max: Array
+    row_sum: Array
+
+
+class Sink(NamedTuple):
+    """A sink in log2 units: u = ns + log2(es), or no sink where ns is -inf."""
+
+    u: Array
+    ns: Array
+    es: Array
+
+
+def sink_parts(sink: Array, softmax: Softmax) -> Sink:
+    """The parts of a sink's logits."""
+    xp = _backend.namespace(sink)
+    u = _float32.multiply(sink, LOG2_E)
+    ns = _float32.ceil(u)
+    ns = xp.where(_float32.is_zero(ns), np.uint32(0), ns)
+    return Sink(u, ns, special.exp2_bits(_float32.subtract(u, ns), model=softmax.exp2))
+
+
+def finished(
+    o: Array,
+    row_max: Array,
+    lanes: Array,
+    sink: Array | None,
+    unseen: Array,
+    c: Array,
+    softmax: Softmax,
+) -> Row:
+    """O and lse from the accumulator, the maximum and the sum `lanes` [tiles, rows, lanes] of all key tiles. `sink`
+    [tiles], `unseen` [tiles, rows]: rows that see no key."""
+    xp = _backend.namespace(o, row_max)
+    row_sum = softmaxes.total(lanes)
+    if softmax.mask_value is not None:  # what masked pairs left in rows of nothing else
+        row_max = xp.where(unseen, softmaxes.start_max(softmax), row_max)
+        row_sum = xp.where(unseen, np.uint32(0), row_sum)
+    dead = unseen | _dead(row_max, row_sum, softmax)
+    inverse = None
+    if sink is not None and softmax.base == "scaled_max":
+        inverse, lse = _natural_sink(row_max, row_sum, sink[:, None], softmax)
+        lse = xp.where(dead, xp.broadcast_to(sink[:, None], dead.shape), lse)
+    else:
+        if sink is not None:
+            with_sink = _integer_sink if softmax.base == "integer_max" else _raw_sink
+            o, row_max, row_sum = with_sink(o, row_max, row_sum, sink[:, None], c, softmax)
+        lse = _log_sum_exp(row_max, row_sum, c, softmax)
+        if sink is None:
+            lse = xp.where(dead, NEGATIVE_INFINITY, lse)
+        else:
+            lse = xp.where(dead & (sink[:, None] == NEGATIVE_INFINITY), NEGATIVE_INFINITY, lse)
+    if inverse is None and softmax.normalisation == "quotient":
+        o = _float32.divide(o, xp.broadcast_to(row_sum[:, :, None], o.shape))
+    else:
+        inverse = _inverse(row_sum, softmax) if inverse is None else inverse
+        o = _float32.multiply(o, inverse[:, :, None])
+    return Row(xp.where(dead[:, :, None], np.uint32(0), o), lse, row_max, row_sum)
+
+
+def combined(o: Array, lse: Array, sink: Array | None, softmax: Softmax) -> tuple[Array, Array]:
+    """O [tiles, rows, channels] and lse of the splits of rows, from those of each, [splits, ...]. `sink` [tiles]: where
+    it is not in a split."""
+    xp = _backend.namespace(o, lse)
+    most = lse[0]
+    for one in lse[1:]:
+        most = _float32.maximum_number(most, one)
+    if sink is not None:
+        sink = xp.broadcast_to(sink[:, None], most.shape)
+        most = _float32.maximum_number(most, sink)
+    base = xp.where(most == NEGATIVE_INFINITY, np.uint32(0), most)
+    zero, dead = xp.zeros_like(most), (lse == NEGATIVE_INFINITY).all(axis=0)
+    weights, total, out = [], zero, xp.zeros_like(o[0])
+
+    def weight(x: Array) -> Array:
+        if softmax.combine == "scales_first":
+            shift = _float32.negate(_float32.multiply(base, LOG2_E))
+            x = _float32.fma(x, LOG2_E, shift)
+        else:
+            x = _float32.multiply(_float32.subtract(x, base), LOG2_E)
+        return special.exp2_bits(x, model=softmax.exp2)
+
+    for one in lse:
+        weights.append(weight(one))
+        total = _float32.add(total, weights[-1])
+    if softmax.combine == "scales_first":
+        one = xp.full(total.shape, _float32.ONE, dtype=np.uint32)
+        inverse = xp.where(_no_sum(total), np.uint32(0), _float32.divide(one, total))
+        weights = [_float32.multiply(w, inverse) for w in weights]
+        log = _float32.multiply(special.log2_bits(total, model=softmax.log2), LN_2)
+        found = _float32.add(log, most)
+    else:
+        if sink is not None:
+            total = _float32.add(total, weight(sink))
+        log = _float32.multiply(special.log2_bits(total, model=softmax.log2), LN_2)
+        found = _float32.add(base, log)
+    for one, w in zip(o, weights, strict=True):
+        counts = ~_float32.is_nan(w) & _float32.less(zero, w)
+        wide = xp.broadcast_to(w[:, :, None], one.shape)
+        out = xp.where(counts[:, :, None], _float32.fma(wide, one, out), out)
+    if softmax.combine == "divide_last":
+        out = _float32.multiply(out, _clamped_inverse(total)[:, :, None])
+    out = xp.where(dead[:, :, None], np.uint32(0), out)
+    return out, xp.where(most == NEGATIVE_INFINITY, NEGATIVE_INFINITY, found)
+
+
+def _dead(row_max: Array, row_sum: Array, softmax: Softmax) -> Array:
+    """Rows that see nothing, from their maximum and their sum."""
+    match softmax.base:
+        case "integer_max":
+            return row_max == NEGATIVE_INFINITY
+        case "raw_max":  # a sum of zero is normalised by one instead
+            return row_max != row_max
+        case "scaled_max":
+            return _float32.is_zero(row_sum) | _float32.less(row_sum, np.uint32(0))
+
+
+def _integer_sink(
+    o: Array, row_max: Array, row_sum: Array, sink: Array, c: Array, softmax: Softmax
+) -> tuple[Array, Array, Array]:
+    """A key of value 0 at the end: the maximum rises to it, exactly."""
+    xp = _backend.namespace(o, row_max)
+    parts = sink_parts(sink, softmax)
+    new = _float32.maximum(row_max, parts.ns)
+    moved = _float32.to_int32(_float32.subtract(row_max, new))
+    rise = _float32.to_int32(_float32.subtract(parts.ns, new)) + np.int32(softmax.p_offset)
+    term = _float32.shift(parts.es, rise)
+    alone = row_max == NEGATIVE_INFINITY
+    total = _float32.add(_float32.shift(row_sum, moved), term)
+    total = xp.where(alone, term, total)
+    shifted = xp.where(alone[:, :, None], np.uint32(0), _float32.shift(o, moved[:, :, None]))
+    lost = _float32.is_nan(new)
+    total = xp.where(lost, _float32.NAN, total)
+    none = xp.broadcast_to(parts.ns == NEGATIVE_INFINITY, new.shape)
+    return (
+        xp.where(none[:, :, None], o, shifted),
+        xp.where(none, row_max, new),
+        xp.where(none, row_sum, total),
+    )
+
+
+def _raw_sink(
+    o: Array, row_max: Array, row_sum: Array, sink: Array, c: Array, softmax: Softmax
+) -> tuple[Array, Array, Array]:
+    """A key of value 0 relative to the maximum there is; a row without a key takes the sink for its maximum."""
+    xp = _backend.namespace(o, row_max)
+    scaled = _float32.negate(_float32.multiply(row_max, c))
+    x = _float32.fma(xp.broadcast_to(sink, scaled.shape), LOG2_E, scaled)
+    if softmax.p_offset:
+        x = _float32.add(x, integer(softmax.p_offset))
+    total = _float32.add(row_sum, special.exp2_bits(x, model=softmax.exp2))
+    in_units_of_s = _float32.multiply(sink, _float32.divide(xp.asarray(LOG2_E), xp.asarray(c)))
+    alone = row_max == NEGATIVE_INFINITY
+    none = xp.broadcast_to(sink == NEGATIVE_INFINITY, alone.shape)
+    one = np.uint32(np.float32(2.0**softmax.p_offset).view(np.uint32))
+    return (
+        o,
+        xp.where(alone & ~none, xp.broadcast_to(in_units_of_s, alone.shape), row_max),
+        xp.where(none, row_sum, xp.where(alone, one, total)),
+    )
+
+
+def _natural_sink(
+    row_max: Array, row_sum: Array, sink: Array, softmax: Softmax
+) -> tuple[Array, Array]:
+    """The factor that normalises O, and lse."""
+    xp = _backend.namespace(row_max, row_sum)
+    natural = _float32.multiply(row_max, LN_2)
+    sink = xp.broadcast_to(sink, natural.shape)
+    most = _float32.maximum_number(natural, sink)
+
+    def power(x: Array) -> Array:
+        x = _float32.multiply(_float32.subtract(x, most), LOG2_E)
+        return special.exp2_bits(x, model=softmax.exp2)
+
+    scale = power(natural)
+    lift = np.uint32(np.float32(2.0**softmax.p_offset).view(np.uint32))
+    total = _float32.fma(row_sum, scale, _float32.multiply(power(sink), lift))
+    log = special.log2_bits(total, model=softmax.log2)
+    lse = _float32.subtract(
+        _float32.fma(log, LN_2, most), _float32.multiply(integer(softmax.p_offset), LN_2)
+    )
+    return _float32.divide(scale, total), lse
+
+
+def _inverse(row_sum: Array, softmax: Softmax) -> Array:
+    """The factor that normalises O."""
+    xp = _backend.namespace(row_sum)
+    if softmax.normalisation == "division":
+        return _clamped_inverse(row_sum)
+    if softmax.normalisation == "zero_safe_reciprocal":
+        row_sum = xp.where(_no_sum(row_sum), _float32.ONE, row_sum)
+    return special.reciprocal_bits(row_sum, model=softmax.reciprocal)
+
+
+def _clamped_inverse(row_sum: Array) -> Array:
+    xp = _backend.namespace(row_sum)
+    one = xp.full(row_sum.shape, _float32.ONE, dtype=np.uint32)
+    return _float32.divide(one, _float32.maximum_number(row_sum, _SMALLEST_SUM))
+
+
+def _log_sum_exp(row_max: Array, row_sum: Array, c: Array, softmax: Softmax) -> Array:
+    """lse of rows that are not dead."""
+    xp = _backend.namespace(row_max, row_sum)
+    log2 = special.log2_bits(row_sum, model=softmax.log2)
+    offset = integer(softmax.p_offset)
+    match softmax.lse:
+        case "log2_sum":
+            base = _float32.subtract(row_max, offset) if softmax.p_offset else row_max
+            return _float32.multiply(_float32.add(base, log2), LN_2)
+        case "log2_fma":
+            log2 = _float32.subtract(log2, offset) if softmax.p_offset else log2
+            lse = _float32.multiply(_float32.fma(row_max, c, log2), LN_2)
+            return xp.where(_no_sum(row_sum), NEGATIVE_INFINITY, lse)
+        case "natural_fma":
+            lse = _float32.fma(row_max, LN_2, _float32.multiply(log2, LN_2))
+            return _float32.subtract(lse, _float32.multiply(offset, LN_2))
+
+
+def _no_sum(row_sum: Array) -> Array:
+    return _float32.is_zero(row_sum) | _float32.is_nan(row_sum)

@@ -1,0 +1,99 @@
+"""Row sums that go on from tile to tile, and how what belongs to an old base comes to a new one."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tests.independent import float32, sums
+from tests.independent.softmaxes import shift_by_difference
+
+CHUNK = 64
+
+
+class Rescaling(Protocol):
+    """What brings a number from the old base to the new one."""
+
+    def apply(self, x: int) -> int:
+        """The number in units of the new base."""
+
+    def apply_and_add(self, x: int, y: int) -> int:
+        """The same plus another number."""
+
+
+class Shift:
+    """Between integer bases: by the exact difference of their exponents."""
+
+    def __init__(self, old: int, new: int) -> None:
+        """Bases as float32 bits."""
+        self._shift = shift_by_difference(old, new)
+
+    def apply(self, x: int) -> int:
+        """See Rescaling."""
+        return self._shift(x)
+
+    def apply_and_add(self, x: int, y: int) -> int:
+        """Two operations."""
+        return float32.add(self._shift(x), y)
+
+
+class Factor:
+    """Times a float32."""
+
+    def __init__(self, factor: int) -> None:
+        """``factor`` is float32 bits."""
+        self.factor = factor
+
+    def apply(self, x: int) -> int:
+        """See Rescaling."""
+        return float32.multiply(x, self.factor)
+
+    def apply_and_add(self, x: int, y: int) -> int:
+        """One operation."""
+        return float32.fused_multiply_add(x, self.factor, y)
+
+
+class RowSum:
+    """A sum over the columns of key tiles in one of the orders of a recipe; float32 bits."""
+
+    def __init__(self, order: str) -> None:
+        """``order`` is "eight_lanes", "two_lanes" or "ascending"."""
+        if order not in ("eight_lanes", "two_lanes", "ascending"):
+            raise ValueError(f"row sum {order!r}: none is known by that name")
+        self.order = order
+        self._lanes = [0, 0] if order == "two_lanes" else [0]
+
+    def add(self, terms: Sequence[int], rescaling: Rescaling) -> None:
+        """Add all columns of a tile; the sum so far is rescaled first."""
+        if self.order == "two_lanes":
+            self._lanes = [
+                rescaling.apply_and_add(lane, _lane(terms, parity))
+                for parity, lane in enumerate(self._lanes)
+            ]
+            return
+        start = rescaling.apply(self._lanes[0])
+        if self.order == "eight_lanes":
+            self._lanes = [sums.eight_lanes(start, terms)]
+            return
+        for x in terms:
+            start = float32.add(start, x)
+        self._lanes = [start]
+
+    @property
+    def total(self) -> int:
+        """The sum."""
+        if len(self._lanes) == 1:
+            return self._lanes[0]
+        even, odd = self._lanes
+        return float32.add(even, odd)
+
+
+def _lane(terms: Sequence[int], parity: int) -> int:
+    """The even or odd columns of a tile: chunks of 64, each ascending, one after another."""
+    total: int | None = None
+    for start in range(0, len(terms), CHUNK):
+        chunk = list(terms[start : start + CHUNK])[parity::2]
+        part = chunk[0]
+        for x in chunk[1:]:
+            part = float32.add(part, x)
+        total = part if total is None else float32.add(total, part)
+    assert total is not None, "a tile has columns"
+    return total
