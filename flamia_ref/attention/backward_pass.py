@@ -15,9 +15,17 @@ from flamia_ref.attention.computed import check_computed
 from flamia_ref.attention.kernel_results import BackwardInputs, check_backward
 from flamia_ref.attention.product import Accumulation, TileOrder, Use
 from flamia_ref.attention.results import Backward, Forward
-from flamia_ref.attention.run import TILES, Key, Run, TracedTiles, tile_keys
+from flamia_ref.attention.run import TILES, Run
 from flamia_ref.attention.softmax import Factors
 from flamia_ref.attention.stages import backward_stages, pair_names
+from flamia_ref.attention.traced import (
+    Key,
+    TracedTiles,
+    Wanted,
+    check_tiles,
+    check_trace,
+    tile_keys,
+)
 from flamia_ref.packing import (
     Documents,
     PairOrder,
@@ -36,7 +44,7 @@ _PAIRED_FROM = 128  # head_dim from which a partial sum of dQ takes in two key t
 
 
 def backward(
-    q: Any, k: Any, v: Any, dout: Any, forward: Forward, *, trace: Iterable[str] = ()
+    q: Any, k: Any, v: Any, dout: Any, forward: Forward, *, trace: Iterable[Any] = ()
 ) -> Backward:
     """The gradients of a recipe, from its inputs, dO, and the out and lse of a forward.
 
@@ -56,24 +64,25 @@ def backward(
             f"forward is a {type(forward).__name__}; pass the result of attention.forward, or Forward.from_kernel"
         )
     check_computed(forward.recipe)
-    stages = inputs.check_trace(trace, backward_stages(forward.recipe))
+    wanted = check_trace(trace, backward_stages(forward.recipe), forward.recipe)
     given = check_backward(q, k, v, dout, forward)
-    return _BackwardRun(given, forward, stages).backward()
+    check_tiles(wanted, forward.mask, q.shape[1], forward.recipe)
+    return _BackwardRun(given, forward, wanted).backward()
 
 
 class _BackwardRun(Run):
     """One backward."""
 
-    def __init__(self, given: BackwardInputs, forward: Forward, stages: tuple[str, ...]) -> None:
+    def __init__(self, given: BackwardInputs, forward: Forward, wanted: Wanted) -> None:
         tensors = {"q": given.q, "k": given.k, "v": given.v}
         super().__init__(tensors, forward.recipe, forward.mask, given.namespace, given.device)
-        self.given, self.stages = given, stages
+        self.given = given
         gradient = self.recipe.gradient
         shape = inputs.Shape(forward.mask, forward.softmax_scale, forward.softcap)
         factors = inputs.factors(shape, self.recipe.softmax, gradient.score_factor)
         self.factors = Factors(*(None if x is None else self.to_compute(x) for x in factors))
         self.scale = self.to_compute(np.uint32(np.float32(forward.softmax_scale).view(np.uint32)))
-        self.traced = TracedTiles(self, stages)
+        self.traced = TracedTiles(self, wanted)
         self.skips = self.recipe.tiles.masked == "skipped"
         self.partials = self.recipe.dq.accumulation is Accumulation.FLOAT32_PARTIALS
         self.in_sequence = self.group if gradient.heads == "one_chain" else 1
@@ -98,7 +107,7 @@ class _BackwardRun(Run):
         )
         sums: Sums = {name: {} for name in self.widths}
         order = self._order(2 if self.partials and self.head_dim >= _PAIRED_FROM else 1)
-        unseen = bool({"s", "dp"} & set(self.stages))
+        unseen = bool({"s", "dp"} & set(self.traced.wanted))
         for one in passes(order, self.mask, self.size):
             kept = {name for name in sums if name[1] != "q" or one.keys is not None}
             if one.queries is None:
@@ -370,21 +379,13 @@ class _BackwardRun(Run):
             dq = self.layout.where(dead, np.uint32(0), dq)
             dk, dv = self._poisoned(dk, Use.DK_Q, chains), self._poisoned(dv, Use.DV_DO, chains)
         found: dict[str, Array] = {"delta": delta.reshape(self.tokens, self.heads).T}
-        trace: dict[str, Any] = {}
-        for name in self.stages:
-            if name in self.traced.wanted:
-                trace[name] = self.traced.documents(name)
-            elif name in found:
-                trace[name] = self.finished(found[name])
-            else:
-                trace[name] = self.finished(self.copy_stage(name))
         scaled = self.recipe.gradient.softmax_scale == "epilogue"
         return Backward(
             dq=self._gradient(dq, scaled=scaled),
             dk=self._gradient(dk, scaled=scaled),
             dv=self._gradient(dv, scaled=False),
             dsink=None if self.given.sink is None else self._dsink(prologue, delta),
-            trace=trace,
+            trace=self.traced.trace(found),
         )
 
     def _dsink(self, prologue: backward_tile.Prologue, delta: Array) -> Array:

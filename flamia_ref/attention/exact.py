@@ -30,7 +30,7 @@ import numpy as np
 
 from flamia_ref.attention.exact_forward import LOG2_E, ExactForward, Rows, static_scale
 from flamia_ref.attention.exact_tensor import Exponents, Tensor
-from flamia_ref.attention.parts import Part, Values, over_seen
+from flamia_ref.attention.parts import Pairs, Part, Values, over_seen
 from flamia_ref.attention.product import Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.packing import Mask
@@ -221,7 +221,7 @@ def _outputs(run: ExactForward, q: Values, v: Values) -> Outputs:
     return Outputs(out, lse)
 
 
-def _of_forward(rows: Rows, run: ExactForward, below: Values, seen: Values) -> Values:
+def _of_forward(rows: Rows, run: ExactForward, below: Values, seen: Pairs) -> Values:
     """The forward's P, brought from its base to the backward's."""
     offset = run.recipe.softmax.p_offset
     return np.where(seen, rows.p * np.exp2(rows.base - offset - below), 0)

@@ -118,7 +118,7 @@ class ExactForward:
         dead = np.isneginf(last) | ~part.seen.any(axis=1, keepdims=True)
         sink = self.sink[part.head]
         last = np.maximum(last, sink)
-        moved = np.where(np.isneginf(bases) | dead, 0, np.exp2(bases - last))
+        counted = ~np.isneginf(t) & ~dead
 
         w = np.where(np.isneginf(t), 0, np.exp2(t - bases + offset))
         exponents = np.pad(self.v.exponents[key], (0, t.shape[1] - keys))
@@ -128,15 +128,17 @@ class ExactForward:
         if cut.any():
             p = np.where(cut, encoded(w.astype(np.float32), HIGH), p)
             static, taken = np.where(cut, 1, static), np.where(cut, exponents, taken)
-        w, p = w * moved, p * moved
+        moved = np.exp2(bases - last)
+        w, p = (np.where(counted, x * moved, 0) for x in (w, p))
 
         of_codes = self.recipe.softmax.row_sum_of == "codes"
         of_sink = np.where(dead, 0, np.exp2(sink - last + offset))
         total = (p if of_codes else w).sum(axis=1, keepdims=True) + of_sink
         total = np.where(dead, 1, total)
         lse = np.where(dead, sink, last - offset + np.log2(total)) / LOG2_E
-        counted = ~np.isneginf(t[:, :keys]) & ~dead
-        w, p, static, cut = (x[:, :keys] for x in (w, p, static, cut))
+        of_p = static if of_codes else np.ones_like(static)
+        w, p, static, of_p = (x[:, :keys] for x in (w, p, static, of_p))
+        cut, counted = cut[:, :keys], counted[:, :keys]
         moves = np.broadcast_to(taken - exponents, t.shape)[:, :keys]
         z = np.ldexp(p, moves)
         out = over_seen(np.where(cut, 0, z), self.v.values[key], counted & ~cut)
@@ -153,7 +155,7 @@ class ExactForward:
             out=out / total,
             lse=lse[:, 0],
             gain=np.ldexp(static, moves),
-            sum_gain=static if of_codes else np.ones_like(static),
+            sum_gain=of_p,
             slope=slope,
         )
 

@@ -27,6 +27,8 @@ from flamia_ref.packing import Documents
 UNIT = 127  # e8m0 code of 2^0
 HIGH = "bf16"  # the format of guarded blocks
 
+_LARGEST = np.finfo(np.float32).max
+
 Exponents = npt.NDArray[np.int32]
 Narrow = npt.NDArray[np.float32]
 
@@ -74,15 +76,18 @@ def encoded(x: Narrow, name: str, *, static_scale: int | None = None) -> Values:
         overflow = Overflow.SATURATE if chosen.infinity_code is None else Overflow.NATIVE
         return np.asarray(decode(encode(x, chosen, overflow=overflow), chosen, np.float64))
     codes = encode(np.ldexp(x, UNIT - static_scale), chosen, overflow=Overflow.SATURATE)
-    return np.ldexp(np.asarray(decode(codes, chosen, np.float64)), static_scale - UNIT)
+    return np.asarray(np.ldexp(decode(codes, chosen, np.float64), static_scale - UNIT))
 
 
 def _stored(rows: Narrow, recipe: Recipe, use: Use) -> tuple[Values, BlockTensor | None]:
     """The values of one document [heads, tokens, channels], and its codes with their scales where it has such."""
     operand = recipe.operand(use)
     if operand.promoted_from is not None:
-        source, _ = _stored(rows, recipe, operand.promoted_from)
+        source, given = _stored(rows, recipe, operand.promoted_from)
         rows = source.astype(np.float32)
+        if given is not None:  # scales that are powers of two, under which the elements are exact
+            finite = np.clip(rows, -_LARGEST, _LARGEST)
+            return source, quantize(finite, operand.format, block=operand.block)
     if operand.format not in PRESETS:
         return encoded(rows, operand.format, static_scale=operand.static_scale), None
     if operand.scope is Scope.PREVIOUS_BLOCK:

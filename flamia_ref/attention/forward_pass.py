@@ -15,10 +15,11 @@ from flamia_ref.attention.inputs import Inputs
 from flamia_ref.attention.product import TileOrder, Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.results import Forward
-from flamia_ref.attention.run import TILES, Run, TracedTiles, tile_keys
+from flamia_ref.attention.run import TILES, Run
 from flamia_ref.attention.sides import Rows
 from flamia_ref.attention.softmax import Factors
 from flamia_ref.attention.stages import forward_stages, kept_for_backward, pair_names
+from flamia_ref.attention.traced import TracedTiles, Wanted, check_tiles, check_trace, tile_keys
 from flamia_ref.packing import QueryTiles, guarded_blocks, query_tiles
 from flamia_ref.packing.tiles import Indices
 
@@ -37,7 +38,7 @@ def forward(
     softmax_scale: float | None = None,
     softcap: float | None = None,
     sink: Any = None,
-    trace: Iterable[str] = (),
+    trace: Iterable[Any] = (),
 ) -> Forward:
     """Attention over packed documents by a recipe, to the last bit.
 
@@ -50,8 +51,8 @@ def forward(
     "bottom_right", at key i with "top_left". `causal`: it sees no key after that one. `window` = (left, right): it sees
     that many keys before and after that one besides, None for all. `softmax_scale` defaults to 1 /
     math.sqrt(head_dim). `softcap`: scores become softcap tanh(score / softcap). `sink` [heads] float32: the logit of a
-    key of value 0 for each head. `trace` names stages of `forward_stages(recipe)`, or pairs of such a name and a tile
-    (document, head, first query, first key), for the stages that are lists: those tiles alone.
+    key of value 0 for each head. `trace` names stages of `forward_stages(recipe)`, or has pairs of such a name and a
+    tile (document, head, query tile, key tile), for the stages that are lists: those tiles alone.
 
     Returns: a `Forward`, arrays in the library of the inputs.
     Raises: ValueError or TypeError for bad shapes, dtypes, lengths, names, windows and scales, before any work. NaN and
@@ -60,7 +61,7 @@ def forward(
     """
     chosen = inputs.chosen_recipe(recipe)
     check_computed(chosen)
-    stages = inputs.check_trace(trace, forward_stages(chosen))
+    wanted = check_trace(trace, forward_stages(chosen), chosen)
     given = inputs.check(
         q,
         k,
@@ -74,7 +75,8 @@ def forward(
         softcap=softcap,
         sink=sink,
     )
-    return _ForwardRun(given, chosen, stages, inputs.sink_bits(sink)).forward()
+    check_tiles(wanted, given.shape.mask, q.shape[1], chosen)
+    return _ForwardRun(given, chosen, wanted, inputs.sink_bits(sink)).forward()
 
 
 class _ForwardRun(Run):
@@ -84,15 +86,15 @@ class _ForwardRun(Run):
         self,
         given: Inputs,
         recipe: Recipe,
-        stages: tuple[str, ...],
+        wanted: Wanted,
         sink: Array | None,
     ) -> None:
         tensors = {"q": given.q, "k": given.k, "v": given.v}
         super().__init__(tensors, recipe, given.shape.mask, given.namespace, given.device)
-        self.given, self.stages, self.sink = given, stages, sink
+        self.given, self.sink = given, sink
         factors = inputs.factors(given.shape, recipe.softmax, recipe.softmax.score_factor)
         self.factors = Factors(*(None if x is None else self.to_compute(x) for x in factors))
-        self.traced = TracedTiles(self, stages)
+        self.traced = TracedTiles(self, wanted)
         self.splits = recipe.tiles.splits
         # A tile without a visible pair adds zeros. Where it can show otherwise than by a NaN of V, it is computed.
         computed = recipe.tiles.masked == "computed"
@@ -230,7 +232,7 @@ class _ForwardRun(Run):
         kv_head: Indices,
     ) -> None:
         """S of the pairs of tiles that nothing else was computed of, where it is traced."""
-        if "s" not in self.stages:
+        if "s" not in self.traced.wanted:
             return
         count = len(tiles)
         for index in range(int((-(-batch.key_length // batch.keys)).max(initial=0))):
@@ -262,14 +264,6 @@ class _ForwardRun(Run):
         out, o, lse, row_max, row_sum = (x.reshape(*shape, *x.shape[1:]) for x in rows)
         out = out.astype(np.uint32) << np.uint32(16)
         found = {"o": o, "row_max": row_max.T, "row_sum": row_sum.T}
-        trace: dict[str, Any] = {}
-        for name in self.stages:
-            if name in self.traced.wanted:
-                trace[name] = self.traced.documents(name)
-            elif name in found:
-                trace[name] = self.finished(found[name])
-            else:
-                trace[name] = self.finished(self.copy_stage(name))
         saved = {}
         if "o" in self.keeps:
             saved["o"] = self.finished(o)
@@ -279,7 +273,7 @@ class _ForwardRun(Run):
             out=self.finished(out),
             lse=self.finished(lse.T),
             saved=saved,
-            trace=trace,
+            trace=self.traced.trace(found),
             recipe=self.recipe,
             mask=self.mask,
             softmax_scale=self.given.shape.softmax_scale,

@@ -15,7 +15,7 @@ import numpy as np
 
 from flamia_ref import _backend
 from flamia_ref._backend import Array
-from flamia_ref._errors import InputRounded, shown, unknown_name
+from flamia_ref._errors import InputRounded, shown
 from flamia_ref.attention.knobs import ScoreFactor, Softmax
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.recipes import RECIPES
@@ -212,19 +212,6 @@ def check_dout(dout: Any, q: Any, v: Any, dtypes: Iterable[np.dtype[Any]]) -> No
         raise ValueError(
             f"dout has shape {tuple(dout.shape)}; for these q and v it must be (tokens, heads, v's head_dim) = {wanted}"
         )
-
-
-def check_trace(trace: Iterable[Any], stages: tuple[str, ...]) -> tuple[str, ...]:
-    """The stage names asked for. Raises ValueError for unknown ones."""
-    if isinstance(trace, str):
-        trace = (trace,)
-    if not isinstance(trace, Iterable):
-        raise TypeError(f"trace is {shown(trace)}; it must be names of stages, () for none")
-    names = tuple(trace)
-    for name in names:
-        if name not in stages:
-            raise unknown_name("stage", name, stages)
-    return names
 
 
 def factors(shape: Shape, softmax: Softmax, rounding: ScoreFactor) -> Factors:

@@ -18,14 +18,13 @@ from flamia_ref.attention.backward_pass import backward
 from flamia_ref.attention.copies import INPUT_USES, copy_names
 from flamia_ref.attention.forward_pass import forward
 from flamia_ref.attention.knobs import DeltaSum
-from flamia_ref.attention.parts import Mask, Values, parts
-from flamia_ref.attention.product import Use
+from flamia_ref.attention.parts import Pairs, Values, capped, parts
+from flamia_ref.attention.product import Operand, Scope, Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.results import Backward, Forward
 from flamia_ref.attention.samples import Sample
 from flamia_ref.attention.stages import backward_stages, forward_stages, pair_names
 from flamia_ref.formats import BF16, E8M0, FORMATS, PRESETS, Overflow, decode, encode
-from flamia_ref.packing import Documents
 
 _UNIT = 127  # e8m0 code of 2^0
 _LOG2_E = np.log2(np.e)
@@ -72,21 +71,24 @@ class Count(NamedTuple):
 
 def recomputed_scores(run: Run) -> Count:
     """Visible pairs whose P of the backward does not follow, to the bit, from the forward's S and lse."""
-    recipe = run.recipe
-    factor = inputs.score_factor(run.forward.softmax_scale, recipe.gradient.score_factor)
+    recipe, ahead = run.recipe, run.forward
+    knobs, folds = recipe.softmax, recipe.gradient.normalisation == "fold_into_dout"
+    shape = inputs.Shape(ahead.mask, ahead.softmax_scale, ahead.softcap)
+    factors = inputs.factors(shape, knobs, recipe.gradient.score_factor)
     differing = elements = 0
-    for index, document in enumerate(run.sample.documents):
-        s = _backend.bits(run.forward.trace["s"][index])
-        base = _float32.multiply(_backend.bits(run.forward.lse[:, document]), softmax.LOG2_E)[
-            :, :, None
-        ]
+    for index, document in enumerate(ahead.documents):
+        base = _float32.multiply(_backend.bits(ahead.lse[:, document]), softmax.LOG2_E)
+        base = base[:, :, None]
         with np.errstate(all="ignore"):
-            if recipe.gradient.normalisation == "fold_into_dout":
-                n, e = softmax.split(s, factor, recipe.softmax)
-                p = softmax.raised(e, n, _float32.floor(base))
+            s, _ = softmax.scores(_backend.bits(ahead.trace["s"][index]), factors, knobs)
+            if folds:
+                base = _float32.floor(base)
+            split = softmax.split(s, factors.c, knobs)
+            if folds and split.e is not None:
+                p = softmax.raised(split.e, split.n, base)
             else:
-                exponent = _float32.fma(s, factor, _float32.negate(base))
-                p = special.exp2_bits(exponent, model=recipe.softmax.exp2)
+                exponent = softmax.exponent(s, factors.c, _float32.negate(base), knobs)
+                p = special.exp2_bits(exponent, model=knobs.exp2)
         found = _backend.bits(run.backward.trace["p.dv"][index])
         seen = np.broadcast_to(_seen(run, index), found.shape)
         differing += int((found != p)[seen].sum())
@@ -112,8 +114,9 @@ def two_roundings(run: Run) -> Count:
     group = run.sample.q.shape[1] // run.sample.k.shape[1]
     for index, document in enumerate(run.sample.documents):
         s, seen = run.forward.trace["s"][index].astype(np.float64), _seen(run, index)
+        s, _ = capped(s * run.forward.softmax_scale, run.forward.softcap)
         lse = run.forward.lse[:, document].astype(np.float64)[:, :, None]
-        exact = np.where(seen, np.exp(s * run.forward.softmax_scale - lse), 0)
+        exact = np.where(seen, np.exp(s - lse), 0)
         p_o, p_dv = (
             exact * _kept(run, use, index, name)
             for use, name in ((Use.O_P, "p"), (Use.DV_P, "p.dv"))
@@ -131,7 +134,8 @@ def two_roundings(run: Run) -> Count:
 
 class Delta(NamedTuple):
     """How far the traced delta is from the row sum of dO times O, relative to that of the magnitudes, at most: with the
-    returned O, and with O before its output rounding. `halved`: whether half the out gives half the delta, to the bit.
+    returned O, and with O before its output rounding. dO is what delta takes of it, the codes' values where it takes
+    these. `halved`: whether half the out gives half the delta, to the bit.
     """
 
     returned: float
@@ -143,7 +147,9 @@ def delta(run: Run) -> Delta:
     """Which O delta is made of."""
     sample, recipe = run.sample, run.recipe
     dout = sample.dout.astype(np.float64)
-    if recipe.gradient.normalisation == "fold_into_dout":
+    if recipe.gradient.delta_source == "quantized_dout":
+        dout = _value(run, Use.DP_DO)
+    elif recipe.gradient.normalisation == "fold_into_dout":
         r = run.forward.lse.T.astype(np.float64)[:, :, None] * _LOG2_E
         dout = dout * np.exp2(np.floor(r) - r)
     found = run.backward.trace["delta"].T.astype(np.float64)
@@ -189,22 +195,23 @@ def row_sums(run: Run) -> RowSums:
     )
 
 
-def _seen(run: Run, index: int) -> Mask:
+def _seen(run: Run, index: int) -> Pairs:
     """Which pairs of one document are visible."""
-    length = run.sample.documents.lengths[index]
-    seen = np.ones((length, length), dtype=np.bool_)
-    return np.tril(seen) if run.forward.causal else seen
+    return run.forward.mask.visible(index)
 
 
 def _value(run: Run, use: Use) -> Values:
     """What one use of q, k, v or do takes, [tokens, heads, head_dim]."""
     operand, trace = run.recipe.operand(use), {**run.forward.trace, **run.backward.trace}
-    if operand.format not in PRESETS:
+    if operand.scope is Scope.UNIT:
         tensor = use.split(".")[1]
         given = {"q": run.sample.q, "k": run.sample.k, "v": run.sample.v, "do": run.sample.dout}
         return np.asarray(given[tensor], dtype=np.float64)
     name = copy_names(run.recipe)[use]
-    codes, scales = trace[f"{name}.codes"], trace[f"{name}.scales"]
+    values = _elements(operand, trace[f"{name}.codes"])
+    if operand.format not in PRESETS:
+        return values
+    scales = trace[f"{name}.scales"]
     rows, columns = operand.block or (1, 1)
     if rows != 1:
         first, of_token = 0, []
@@ -212,10 +219,21 @@ def _value(run: Run, use: Use) -> Values:
             of_token.append(first + np.arange(length) // int(rows))
             first += -(-length // int(rows))
         scales = scales[np.concatenate(of_token)]
-    width = codes.shape[2] if columns == "all" else int(columns)
-    scales = np.repeat(scales, width, axis=2)[:, :, : codes.shape[2]]
-    element = PRESETS[operand.format].element
-    return np.asarray(decode(codes, element, np.float64) * decode(scales, E8M0, np.float64))
+    width = values.shape[2] if columns == "all" else int(columns)
+    scales = np.repeat(scales, width, axis=2)[:, :, : values.shape[2]]
+    values = values * decode(scales, PRESETS[operand.format].scale, np.float64)
+    powers = trace.get(f"{name}.token_scales")
+    return values if powers is None else np.asarray(values * decode(powers, E8M0, np.float64))
+
+
+def _elements(operand: Operand, codes: npt.NDArray[np.unsignedinteger]) -> Values:
+    """Values of codes without scales that follow from data, a static one with them."""
+    if operand.format in PRESETS:
+        return np.asarray(decode(codes, PRESETS[operand.format].element, np.float64))
+    values = decode(codes, FORMATS[operand.format], np.float64)
+    if operand.static_scale is not None:
+        values = values * 2.0 ** (operand.static_scale - _UNIT)
+    return np.asarray(values)
 
 
 def _kept(run: Run, use: Use, index: int, unrounded: str) -> Values:
@@ -223,18 +241,13 @@ def _kept(run: Run, use: Use, index: int, unrounded: str) -> Values:
     recipe, trace = run.recipe, {**run.forward.trace, **run.backward.trace}
     operand, name = recipe.operand(use), pair_names(recipe)[use]
     p = trace[unrounded][index].astype(np.float64)
-    codes = trace[f"{name}.codes"][index]
+    rounded = _elements(operand, trace[f"{name}.codes"][index])
     if operand.format in PRESETS:
         rows, columns = (int(extent) for extent in operand.block or (1, 1))
         scales = trace[f"{name}.scales"][index]
         scales = np.repeat(np.repeat(scales, rows, axis=1), columns, axis=2)
         scales = scales[:, : p.shape[1], : p.shape[2]]
-        rounded = decode(codes, PRESETS[operand.format].element, np.float64)
         rounded = rounded * decode(scales, E8M0, np.float64)
-    else:
-        rounded = decode(codes, FORMATS[operand.format], np.float64)
-        if operand.static_scale is not None:
-            rounded = rounded * 2.0 ** (operand.static_scale - _UNIT)
     rounded = np.ldexp(rounded, -_folded_into(run, use, index))
     if use is Use.O_P and recipe.o.guarded:
         rounded = np.where(_guarded(run, index), _bf16(p), rounded)
@@ -256,12 +269,14 @@ def _folded_into(run: Run, use: Use, index: int) -> npt.NDArray[np.int32]:
     return np.asarray(np.repeat(exponents, group, axis=0)[:, None, :])
 
 
-def _guarded(run: Run, index: int) -> Mask:
+def _guarded(run: Run, index: int) -> Pairs:
     """Which pairs of one document are in guarded blocks."""
-    length = run.sample.documents.lengths[index]
-    guarded = np.zeros((length, length), dtype=np.bool_)
-    for part in parts(Documents((0, length)), 1, 1, run.forward.causal):
-        guarded[part.rows, part.keys] = part.guarded()
+    guarded = np.zeros_like(_seen(run, index))
+    for part in parts(run.forward.mask, 1, 1):
+        if part.document == index:
+            rows, keys = part.seen.shape
+            first = (part.first_query, part.first_key)
+            guarded[first[0] : first[0] + rows, first[1] : first[1] + keys] = part.guarded()
     return guarded
 
 

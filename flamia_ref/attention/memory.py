@@ -229,7 +229,7 @@ def _column_wise(operand: Operand, x: _Tensor) -> tuple[int, int]:
     if operand.scope is Scope.UNIT:
         return payload, 0
     scales = rows // BLOCK * -(-x.channels // ROWS) * ROWS
-    folded = operand.scale_folded_into is not None
+    folded = operand.block is not None and operand.block[0] == 1
     return payload, scales + (rows if folded else 0)
 
 

@@ -64,7 +64,8 @@ class TileOrder(StrEnum):
     DESCENDING_WHERE_CAUSAL = "descending_where_causal"
     """Descending with a causal mask, ascending without."""
     SHIFTED = "shifted"
-    """From the tile of the same index on and round: descending along keys, ascending along queries."""
+    """From the tile of the same index on and round: descending along keys, ascending along queries. Key tiles that are
+    worked on in pairs begin with the pair that the tile is in."""
 
 
 class Accumulation(StrEnum):

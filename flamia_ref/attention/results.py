@@ -11,6 +11,7 @@ from flamia_ref._backend import Array
 from flamia_ref.attention import inputs, kernel_results
 from flamia_ref.attention.computed import check_computed
 from flamia_ref.attention.recipe import Recipe
+from flamia_ref.attention.traced import Trace
 from flamia_ref.packing import Documents, Mask
 
 
@@ -31,7 +32,7 @@ class Forward:
     out: Array
     lse: Array
     saved: Mapping[str, Array] = field(default_factory=dict)
-    trace: Mapping[str, Any] = field(default_factory=dict)
+    trace: Mapping[Any, Any] = field(default_factory=Trace)
     sink: Array | None = None
     recipe: Recipe
     mask: Mask
@@ -130,7 +131,7 @@ class Backward:
     dk: Array
     dv: Array
     dsink: Array | None = None
-    trace: Mapping[str, Any] = field(default_factory=dict)
+    trace: Mapping[Any, Any] = field(default_factory=Trace)
 
     def __post_init__(self) -> None:
         _backend.register_value_type(Backward, data=("dq", "dk", "dv", "dsink", "trace"), meta=())

@@ -7,9 +7,7 @@ gathers with the same index arrays inside the program.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -19,13 +17,11 @@ from flamia_ref.attention.copies import Copy, Maker, copy_names, needs_high, tak
 from flamia_ref.attention.product import Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.sides import Rows
-from flamia_ref.attention.stages import document_stages, input_of
+from flamia_ref.attention.stages import input_of
 from flamia_ref.packing import Mask, TileSize
 from flamia_ref.packing.tiles import Indices
 
 TILES = 8  # tiles that are computed together
-
-Key = tuple[int, int, int, int]  # document, head, first query, first key
 
 
 class Run:
@@ -116,81 +112,3 @@ class Run:
             return copy.token_scales
         codes, scales = copy.trace()
         return codes if part == "codes" else scales
-
-
-class TracedTiles:
-    """Tiles of the stages that are lists, collected as they are computed."""
-
-    def __init__(self, run: Run, stages: tuple[str, ...]) -> None:
-        self.run = run
-        self.blocks = document_stages(run.recipe)
-        self.wanted = tuple(name for name in stages if name in self.blocks)
-        self._tiles: dict[str, dict[Key, Array]] = {name: {} for name in self.wanted}
-
-    def add(self, stages: dict[str, Array | None], keys: list[Key], places: Iterable[int]) -> None:
-        """Keep the wanted of `stages`, arrays with one entry for each of `keys` and possibly more, at some `places`."""
-        for name in self.wanted:
-            values = stages.get(name)
-            if values is not None:
-                values = self.run.to_layout(values)
-                for at in places:
-                    self._tiles[name][keys[at]] = values[at]
-
-    def documents(self, name: str) -> list[Array]:
-        """A stage as a list of [heads, queries, keys], zeros where no tile was computed."""
-        mask = self.run.mask
-        tiles: dict[int, dict[tuple[int, int, int], Array]] = {}
-        for (document, *place), tile in self._tiles[name].items():
-            head, first, key = place
-            tiles.setdefault(document, {})[head, first, key] = tile
-        return [
-            self.run.finished(self._document(name, tiles.get(index, {}), *lengths))
-            for index, lengths in enumerate(
-                zip(mask.queries.lengths, mask.keys.lengths, strict=True)
-            )
-        ]
-
-    def _document(
-        self, name: str, mine: dict[tuple[int, int, int], Array], queries: int, keys: int
-    ) -> Array:
-        xp, heads = self.run.layout, self.run.heads
-        row_block, column_block = self.blocks[name]
-        shape = (-(-queries // row_block), -(-keys // column_block))
-        if not mine:
-            return xp.zeros((heads, *shape), dtype=self._dtype(name))
-        some = next(iter(mine.values()))
-        starts = range(0, queries, some.shape[0] * row_block)
-        key_starts = range(0, keys, some.shape[1] * column_block)
-        zeros = xp.zeros(some.shape, dtype=some.dtype)
-        planes: list[Any] = []
-        for head in range(heads):
-            strips = [
-                xp.concatenate([mine.get((head, first, key), zeros) for key in key_starts], axis=1)
-                for first in starts
-            ]
-            planes.append(xp.concatenate(strips)[: shape[0], : shape[1]])
-        return xp.stack(planes)
-
-    def _dtype(self, name: str) -> Any:
-        if name.endswith(".scales"):
-            return np.uint8
-        if not name.endswith(".codes"):
-            return np.uint32
-        return _code_type(self.run.recipe, name)
-
-
-def _code_type(recipe: Recipe, stage: str) -> Any:
-    """The type of the codes of a pair operand."""
-    from flamia_ref.attention.stages import pair_names
-
-    use = next(use for use, name in pair_names(recipe).items() if f"{name}.codes" == stage)
-    return np.uint16 if recipe.operand(use).format == "bf16" else np.uint8
-
-
-def tile_keys(document: Indices, head: Indices, first: Indices, key_first: Indices) -> list[Key]:
-    """The keys under which tiles are kept."""
-    columns = (document, head, first, key_first)
-    return [
-        (int(a), int(b), int(c), int(d))
-        for a, b, c, d in zip(*(x.tolist() for x in columns), strict=True)
-    ]

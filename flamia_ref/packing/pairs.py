@@ -71,9 +71,12 @@ class PairOrder(NamedTuple):
 def passes(order: PairOrder, mask: Mask, size: TileSize) -> tuple[PairOrder, ...]:
     """The orders to go through the pairs in: one, or one for dQ and one for dK and dV where no single one keeps both.
 
-    That can be if both are shifted and a document has other numbers of query tiles than of key tiles.
+    That can be if both are shifted, and a document has other numbers of query tiles than of key tiles, or key tiles are
+    worked on together.
     """
     if (order.keys, order.queries) == ("shifted", "shifted"):
+        if order.keys_together > 1:
+            return (order._replace(queries=None), order._replace(keys=None))
         for queries, keys in zip(mask.queries.lengths, mask.keys.lengths, strict=True):
             rows, columns = size.of(queries, keys)
             if -(-queries // rows) != -(-keys // columns):

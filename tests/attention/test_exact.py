@@ -7,18 +7,21 @@ from functools import partial
 import numpy as np
 import pytest
 
-from flamia_ref.attention import RECIPES, exact, float64
+from flamia_ref.attention import RECIPES, exact, exact_forward, float64
+from flamia_ref.attention.copies import Maker
+from flamia_ref.attention.exact_forward import ExactForward
+from flamia_ref.attention.exact_tensor import tensor
 from flamia_ref.attention.knobs import Tiles
 from flamia_ref.attention.parts import parts
 from flamia_ref.attention.product import Guard, Scope, TileOrder, Use
 from flamia_ref.packing import Documents, Mask
 from tests.attention import written_forwards as written
-from tests.attention.samples import BF16, bell
+from tests.attention.masks import PLAIN, offsets, packed
+from tests.attention.samples import BF16, any_bits, bell, tiny, wide, with_specials
 from tests.attention.written_forwards import FORWARDS
 
 QUERIES, KEYS = (167, 0, 3, 167), (150, 9, 0, 150)
 SCALE = 48**-0.5
-PLAIN = {"causal": True, "window": None, "alignment": "bottom_right"}
 MASKS = {
     "causal": PLAIN,
     "full": PLAIN | {"causal": False},
@@ -26,14 +29,6 @@ MASKS = {
     "window, bottom-right": {"causal": False, "window": (70, 20), "alignment": "bottom_right"},
 }
 SINK = np.float32([0.5, -np.inf, 3.0, -2.0])
-
-
-def packed(lengths) -> Documents:
-    return Documents(tuple(int(x) for x in np.cumsum([0, *lengths])))
-
-
-def offsets(lengths):
-    return np.array(packed(lengths).offsets, dtype=np.int32)
 
 
 @functools.cache
@@ -184,7 +179,7 @@ VARIANTS = {
         ),
     ),
 }  # fmt: skip
-VARIANTS_NIGHTLY = ("static", "previous block", "row sum of codes")
+VARIANTS_NIGHTLY = ("static", "previous block", "row sum of codes", "codes in guarded blocks")
 
 
 @pytest.mark.parametrize(
@@ -250,6 +245,9 @@ def test_the_inputs_reach_every_knob_of_the_forward(what: str) -> None:
     assert deviation(*given) > 1e-9
 
 
+SMALL = ((90, 0, 3, 40), (75, 9, 0, 61))
+
+
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("name", RECIPES)
 def test_without_quantizers_all_are_one(name: str, mask: str) -> None:
@@ -260,10 +258,10 @@ def test_without_quantizers_all_are_one(name: str, mask: str) -> None:
 def check_identities(recipe, mask, softcap=None, sink=None) -> None:
     """Without quantizers, a recipe's forward, its gradient and its backward are those of float64 attention."""
     wide = None if sink is None else sink.astype(np.float64)
-    given, rest, options = arguments(recipe, mask, softcap=softcap, sink=wide)
+    given, rest, options = arguments(recipe, mask, *SMALL, softcap=softcap, sink=wide)
     keywords = {
-        "cu_seqlens": offsets(QUERIES),
-        "cu_seqlens_k": offsets(KEYS),
+        "cu_seqlens": offsets(SMALL[0]),
+        "cu_seqlens_k": offsets(SMALL[1]),
         "softcap": softcap,
         "sink": sink,
         **mask,
@@ -274,6 +272,31 @@ def check_identities(recipe, mask, softcap=None, sink=None) -> None:
     expected = float64.backward(*given, **keywords)
     assert deviation(exact.gradient(*given, *rest, **options, quantized=False), expected) < 1e-13
     assert deviation(exact.backward(*given, *rest, **options), expected) < 1e-12
+
+
+SOURCES = ("returned_out", "unrounded_out", "quantized_dout", "p_dp")
+
+
+@pytest.mark.parametrize("p_for_dv", ["recomputed", "forward"])
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("name", ["flamia-mxfp8-folded", "cudnn-mxfp8", "flamia-mxfp8"])
+def test_backwards_of_other_knobs_without_quantizers(name: str, source: str, p_for_dv: str) -> None:
+    recipe = RECIPES[name]
+    # A sum of P dP is delta only where P is the probability; folding leaves it a power of two and a rest away.
+    normalisation = "lse" if source == "p_dp" else recipe.gradient.normalisation
+    gradient = replace(
+        recipe.gradient,
+        delta_source=source,
+        p_for_dv=p_for_dv,
+        normalisation=normalisation,
+        softmax_scale="in_ds" if p_for_dv == "forward" else "epilogue",
+    )
+    recipe = knobs(
+        replace(recipe, gradient=gradient),
+        row_sum_of="codes" if source == "quantized_dout" else "p",
+        tiles={"query": 64, "key": 32, "splits": 2},
+    )
+    check_identities(recipe, MASKS["left window, top-left"], softcap=3.0, sink=SINK)
 
 
 @pytest.mark.parametrize(
@@ -319,14 +342,93 @@ WRONG_BACKWARDS = {
     "scale of Q into the dS of dQ": replace(FOLDED, dk=folded_elsewhere(FOLDED.dk, Use.DQ_DS)),
     "scale of K into the dS of dK": replace(FOLDED, dq=folded_elsewhere(FOLDED.dq, Use.DK_DS)),
     "scale of dO into the P of O": replace(FOLDED, dv=folded_elsewhere(FOLDED.dv, Use.O_P)),
+    "the forward's P with another scale": replace(
+        CUDNN,
+        o=replace(CUDNN.o, left=replace(CUDNN.o.left, static_scale=123)),
+        gradient=replace(CUDNN.gradient, p_for_dv="forward"),
+    ),
+    "a sum over P that is no probability": replace(
+        FOLDED, gradient=replace(FOLDED.gradient, delta_source="p_dp")
+    ),
+    "masked pairs that the backward selects out": knobs(FOLDED, mask_value=-1.0),
 }
 
 
 @pytest.mark.parametrize("what", WRONG_BACKWARDS)
 def test_a_backward_that_does_not_fit_is_seen(what: str) -> None:
-    given, rest, options = arguments(WRONG_BACKWARDS[what])
+    given, rest, options = arguments(WRONG_BACKWARDS[what], PLAIN, *SMALL)
     expected = exact.gradient(*given, *rest, **options, quantized=False)
     assert deviation(exact.backward(*given, *rest, **options), expected) > 0.01
+
+
+WRONG_PARTS = ("sink twice", "no slope of the soft cap", "alignment swapped", "window off by one")
+
+
+@pytest.mark.parametrize("what", WRONG_PARTS)
+def test_a_wrong_part_of_the_forward_is_seen(what: str, monkeypatch) -> None:
+    recipe, mask = RECIPES["flamia-mxfp8"], PLAIN | {"window": (40, 0)}
+    check_identities(recipe, mask, softcap=3.0, sink=SINK)
+    right_init, right_cap = ExactForward.__init__, exact_forward.capped
+
+    def init(self, q, k, v, recipe, of, **options):
+        if what == "alignment swapped":
+            of = replace(of, alignment="top_left")
+        elif what == "window off by one":
+            of = replace(of, window=(39, 0))
+        right_init(self, q, k, v, recipe, of, **options)
+        if what == "sink twice":
+            self.sink = self.sink + 1
+
+    def capped(s, softcap):
+        found, slope = right_cap(s, softcap)
+        return found, np.ones_like(slope) if what == "no slope of the soft cap" else slope
+
+    monkeypatch.setattr(ExactForward, "__init__", init)
+    monkeypatch.setattr(exact_forward, "capped", capped)
+    with pytest.raises(AssertionError):
+        check_identities(recipe, mask, softcap=3.0, sink=SINK)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_a_row_does_not_see_is_not_in_its_results(value: float) -> None:
+    given, rest, options = arguments(FA4, PLAIN | {"window": (8, 0)}, (60,), (60,))
+    base = exact.gradient(*given, *rest, **options)
+    for index in range(4):
+        changed = [x.copy() for x in given]
+        changed[index][30] = value
+        dq, dk, dv, _ = exact.gradient(*changed, *rest, **options)
+        # A key or value reaches rows 30 to 38, and those the keys 22 to 38; a query or dO the keys 22 to 30.
+        rows = np.arange(60)
+        reached = (rows >= 30) & (rows <= 38) if index in (1, 2) else rows == 30
+        assert np.abs(dq - base.dq)[~reached].max() < 1e-13 * np.abs(base.dq).max()
+        assert not np.isfinite(dq[reached]).any()
+        keys = (rows >= 22) & (rows <= (38 if index in (1, 2) else 30))
+        for a, b in ((dk, base.dk), (dv, base.dv)):
+            assert np.abs(a - b)[~keys].max() < 1e-13 * np.abs(b).max()
+        assert not np.isfinite(dk[keys]).any()
+
+
+COPIES = {**RECIPES, "previous block": BY_PREVIOUS, "static": STATIC}
+USES = [use for use in Use if use.split(".")[1] in ("q", "k", "v", "do")]
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_the_values_of_copies_are_those_that_the_recipe_computes_with(name: str) -> None:
+    recipe, documents = COPIES[name], packed((45, 0, 1, 70))
+    maker = Maker(documents, np, lambda x: x, lambda x: x, False)
+    for seed, make in enumerate((wide, any_bits, with_specials, tiny)):
+        x = make(seed, [116], 3, 1, 48)[0].astype(np.float32)
+        for use in USES:
+            operand = recipe.operand(use)
+            source = recipe.operand(operand.promoted_from or use)
+            copy = maker.copy(x.view(np.uint32), source)
+            if operand.promoted_from is not None:
+                copy = maker.promoted(copy, operand)
+            expected = maker.values(copy).view(np.float32)
+            with np.errstate(all="ignore"):
+                found = tensor(x.astype(np.float64), recipe, use, documents, quantized=True)
+                single = found.values.astype(np.float32)
+            assert np.array_equal(single, expected, equal_nan=True), (use, make.__name__)
 
 
 @pytest.mark.parametrize("mask", MASKS)

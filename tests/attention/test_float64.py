@@ -1,4 +1,4 @@
-"""float64 attention against sums written out with Python floats and `math`."""
+"""float64 attention against exactly added sums, automatic differentiation and differences."""
 
 import itertools
 import math
@@ -8,70 +8,10 @@ import pytest
 
 from flamia_ref import attention
 from flamia_ref.attention import float64
+from tests.attention.added_sums import attention as slow
+from tests.attention.masks import PLAIN
 from tests.attention.samples import BF16, bell, wide
 from tests.independent import oracles
-
-
-def everything(i: int, j: int, queries: int, keys: int) -> bool:
-    return True
-
-
-def causally(i: int, j: int, queries: int, keys: int) -> bool:
-    """Whether query i of a document sees key j, bottom-right: as many keys are left as queries, or more."""
-    return keys - j >= queries - i
-
-
-def slow(q, k, v, dout, cu_seqlens, cu_seqlens_k=None, *, sees, scale, softcap=None, sink=None):
-    """out, lse, dq, dk, dv and dsink, every sum exact but for its one rounding."""
-    q, k, v, dout = (x.astype(np.float64) for x in (q, k, v, dout))
-    heads, group = q.shape[1], q.shape[1] // k.shape[1]
-    out, lse = np.zeros(dout.shape), np.zeros((heads, len(q)))
-    terms = [[[] for _ in range(x.size)] for x in (q, k, v)]
-    place = [np.arange(x.size).reshape(x.shape) for x in (q, k, v)]
-    of_sink = [[] for _ in range(heads)]
-    documents = itertools.pairwise(cu_seqlens)
-    of_keys = itertools.pairwise(cu_seqlens if cu_seqlens_k is None else cu_seqlens_k)
-    for (start, end), (first, last) in zip(documents, of_keys, strict=True):
-        for i, h in itertools.product(range(start, end), range(heads)):
-            g = h // group
-            keys = [
-                j
-                for j in range(first, last)
-                if sees(i - start, j - first, end - start, last - first)
-            ]
-            logit = -math.inf if sink is None else float(sink[h])
-            if not keys:
-                lse[h, i] = logit
-                continue
-            scores = [scale * math.fsum(q[i, h] * k[j, g]) for j in keys]
-            slopes = [1.0] * len(keys)
-            if softcap is not None:
-                slopes = [1 / math.cosh(s / softcap) ** 2 for s in scores]
-                scores = [softcap * math.tanh(s / softcap) for s in scores]
-            top = max([*scores, logit])
-            weights = [math.exp(s - top) for s in scores]
-            total = math.fsum([*weights, math.exp(logit - top)])
-            lse[h, i] = top + math.log(total)
-            p = [w / total for w in weights]
-            sinking = math.exp(logit - top) / total
-            for c in range(v.shape[2]):
-                out[i, h, c] = math.fsum(one * v[j, g, c] for one, j in zip(p, keys, strict=True))
-            dp = [math.fsum(dout[i, h] * v[j, g]) for j in keys]
-            of_sink[h].append(-sinking * math.fsum(a * b for a, b in zip(p, dp, strict=True)))
-            for at, j in enumerate(keys):
-                # dp - delta, without the subtraction of two sums
-                rest = [a * (dp[at] - b) for a, b in zip(p, dp, strict=True)]
-                ds = scale * p[at] * slopes[at] * math.fsum([*rest, sinking * dp[at]])
-                for c in range(q.shape[2]):
-                    terms[0][place[0][i, h, c]].append(ds * k[j, g, c])
-                    terms[1][place[1][j, g, c]].append(ds * q[i, h, c])
-                for c in range(v.shape[2]):
-                    terms[2][place[2][j, g, c]].append(p[at] * dout[i, h, c])
-    gradients = [
-        np.array([math.fsum(one) for one in some]).reshape(x.shape)
-        for some, x in zip(terms, (q, k, v), strict=True)
-    ]
-    return out, lse, *gradients, np.array([math.fsum(one) for one in of_sink])
 
 
 def with_dout(make, seed: int, *shape):
@@ -84,8 +24,8 @@ def with_dout(make, seed: int, *shape):
 def test_against_exactly_added_sums(make, causal: bool) -> None:
     q, k, v, dout, cu_seqlens = with_dout(make, 0, [7, 0, 12, 1], 4, 2, 8)
     result = float64.forward(q, k, v, cu_seqlens=cu_seqlens, causal=causal)
-    sees = causally if causal else everything
-    out, lse, *_ = slow(q, k, v, dout, cu_seqlens, sees=sees, scale=1 / math.sqrt(8))
+    mask = PLAIN | {"causal": causal}
+    out, lse, *_ = slow(q, k, v, dout, cu_seqlens, mask=mask, scale=1 / math.sqrt(8))
     scale = np.abs(v.astype(np.float64)).max()
     assert np.abs(result.out - out).max() < 1e-12 * scale
     assert np.abs((result.lse - lse) / np.maximum(np.abs(lse), 1)).max() < 1e-12
@@ -96,8 +36,8 @@ def test_against_exactly_added_sums(make, causal: bool) -> None:
 def test_gradients_against_exactly_added_sums(spread: float, causal: bool) -> None:
     q, k, v, dout, cu_seqlens = with_dout(bell, 0, [7, 0, 12, 1], 4, 2, 8, spread)
     found = float64.backward(q, k, v, dout, cu_seqlens=cu_seqlens, causal=causal)
-    sees = causally if causal else everything
-    expected = slow(q, k, v, dout, cu_seqlens, sees=sees, scale=1 / math.sqrt(8))
+    mask = PLAIN | {"causal": causal}
+    expected = slow(q, k, v, dout, cu_seqlens, mask=mask, scale=1 / math.sqrt(8))
     assert found.dsink is None
     for a, b in zip(found[:3], expected[2:5], strict=True):
         assert a.dtype == np.float64

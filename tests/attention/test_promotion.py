@@ -68,8 +68,8 @@ def test_the_promoted_value_is_the_fp4_value_for_every_code_scale_and_distance()
     np.testing.assert_array_equal(scales[:, :, 0], np.broadcast_to(top, (253, 21)))
     np.testing.assert_array_equal(scales[:, :, 1], np.maximum(top - np.minimum(down, 14), 0))
     codes = fp4.trace()[0][:, 0].reshape(253, 21, 32)
-    every = np.array([*range(8), *range(8, 16)])
-    np.testing.assert_array_equal(codes[:, :15, 16:], np.broadcast_to(every, (253, 15, 16)))
+    every = np.broadcast_to(np.arange(16), (253, 15, 16))
+    np.testing.assert_array_equal(codes[:, :15, 16:], every)
     # Up to 14 powers below, FP4 is exact itself.
     in_s = values(fp4, "e2m1", "e8m0")
     reached = (np.arange(len(x)) % 21) <= 14
@@ -189,7 +189,7 @@ def test_special_tokens_with_a_power() -> None:
     fp4, promoted = made(UE4M3, x)
     codes, scales = (part[:, 0] for part in fp4.trace())
     assert fp4.token_scales[:, 0, 0].tolist() == [255, 254, 0]
-    assert scales.tolist() == [[0x7F, 0x7F], [0x7E, 0x23], [0, 0]]  # 2^127 is 1 beside 2^127
+    assert scales.tolist() == [[0x7F, 0x7F], [0x7E, 0x23], [0, 0]]  # 2^127 is taken as 1
     assert codes[0].tolist() == [7] * 32
     assert codes[1, [3, 20]].tolist() == [7, 7]
     assert codes[2].tolist() == [0] * 3 + [8] + [0] * 28

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.attention.masks import visible
+
 LOG2_E = 1 / np.log(2.0)
 BLOCK = 32
 fixed = jax.lax.stop_gradient
@@ -347,22 +349,9 @@ def differentiated(forward, dout, q, k, v, sink, scale: float, cap: float, masks
     return results
 
 
-def sees(i: int, j: int, queries: int, keys: int, *, causal: bool, window, alignment: str) -> bool:
-    """Whether query i of a document sees key j. Bottom-right, the last query stands at the last key."""
-    after = j - i if alignment == "top_left" else (queries - i) - (keys - j)
-    left, right = window or (None, None)
-    return not (
-        (causal and after > 0)
-        or (left is not None and -after > left)
-        or (right is not None and after > right)
-    )
-
-
 def dense_masks(queries: int, keys: int, tiles=(128, 128), skips: bool = True, **mask):
     """`seen`, `cut` and `worked` of one document, pair by pair."""
-    seen = np.array(
-        [[sees(i, j, queries, keys, **mask) for j in range(keys)] for i in range(queries)], bool
-    ).reshape(queries, keys)
+    seen = visible(queries, keys, **mask)
     return seen, guarded_blocks(seen), worked_on(seen, *tiles, skips)
 
 

@@ -1,0 +1,511 @@
+"""Cases for the interpreter of recipes: changes of a recipe, shapes and arguments, one feature or a pair each.
+
+All have tiles of 32 unless they say otherwise, so that a document of up to 40 tokens has several.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from tests.independent.samples import Array, bell
+
+FA4, CUDNN, CUDNN_BF16 = "bf16-fa4", "cudnn-mxfp8", "cudnn-mxfp8-pv-bf16"
+FLAMIA, FOLDED, UNGUARDED = "flamia-mxfp8", "flamia-mxfp8-folded", "flamia-mxfp8-unguarded"
+RAGGED = (5, 0, 35), (9, 3, 20)  # lengths of queries and of keys
+
+
+def wide(seed: int, *shape: int) -> Array:
+    """Exponents over 40 binades, and zeros of both signs."""
+    rng = np.random.default_rng(seed)
+    bits = bell(seed, *shape).astype(np.int32) & 0x807F | rng.integers(107, 147, shape) << 7
+    return np.where(rng.random(shape) < 0.1, bits & 0x8000, bits).astype(np.uint16)
+
+
+def with_specials(seed: int, *shape: int) -> Array:
+    """Bell-shaped with a NaN and infinities of both signs."""
+    rng = np.random.default_rng(seed)
+    result = bell(seed, *shape)
+    for special in (0x7FC0, 0x7F80, 0xFF80):
+        if result.size:
+            result[tuple(rng.integers(0, extent) for extent in shape)] = special
+    return result
+
+
+DISTRIBUTIONS = {"bell": bell, "wide": wide, "specials": with_specials}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What one run is given."""
+
+    name: str
+    recipe: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    queries: tuple[int, ...] = (36,)
+    keys: tuple[int, ...] | None = None
+    heads: int = 1
+    kv_heads: int = 1
+    head_dim: int = 16
+    width: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sink: tuple[float, ...] | None = None
+    seed: int = 0
+    kind: str = "bell"
+
+    def plain(self, recipes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """The recipe as data, from all recipes as data by name."""
+        result = copy.deepcopy(dict(recipes[self.recipe]))
+        for path, value in {"tiles.query": 32, "tiles.key": 32, **self.changes}.items():
+            *parents, name = path.split(".")
+            part = result
+            for parent in parents:
+                part = part[parent]
+            if name not in part:
+                raise KeyError(f"{path}: no such field of a recipe")
+            part[name] = value
+        return result
+
+    def inputs(self) -> list[Array]:
+        """q, k, v, dout as bfloat16 bits."""
+        tokens, others = sum(self.queries), sum(self.keys or self.queries)
+        width = self.width or self.head_dim
+        shapes = (
+            (tokens, self.heads, self.head_dim),
+            (others, self.kv_heads, self.head_dim),
+            (others, self.kv_heads, width),
+            (tokens, self.heads, width),
+        )
+        return [
+            DISTRIBUTIONS[self.kind](self.seed + index, *shape)
+            for index, shape in enumerate(shapes)
+        ]
+
+    def bounds(self) -> tuple[Array, Array | None]:
+        """cu_seqlens of queries and, where they differ, of keys."""
+        keys = None if self.keys is None else np.cumsum([0, *self.keys]).astype(np.int32)
+        return np.cumsum([0, *self.queries]).astype(np.int32), keys
+
+    def documents(self) -> Iterator[tuple[slice, slice]]:
+        """The tokens of the queries and of the keys of each document."""
+        queries, keys = self.bounds()
+        other = queries if keys is None else keys
+        for a, b in zip(pairwise(queries.tolist()), pairwise(other.tolist()), strict=True):
+            yield slice(*a), slice(*b)
+
+
+def masks() -> Iterator[Case]:
+    """Masks and shapes."""
+    for recipe in (FA4, FOLDED, FLAMIA, CUDNN):
+        for options in (
+            {},
+            {"alignment": "top_left"},
+            {"causal": False},
+            {"window": (3, 0)},
+            {"window": (6, 2), "causal": False},
+        ):
+            text = " ".join(f"{name}={value}" for name, value in options.items()) or "bottom_right"
+            queries, keys = RAGGED
+            yield Case(
+                name=f"{recipe} ragged {text}",
+                recipe=recipe,
+                queries=queries,
+                keys=keys,
+                options=options,
+            )
+    for window, causal in (
+        ((0, 0), True),
+        ((None, 3), False),
+        ((33, None), False),
+        ((-1, 0), True),
+    ):
+        yield Case(
+            name=f"{FLAMIA} window {window}",
+            recipe=FLAMIA,
+            options={"window": window, "causal": causal},
+        )
+    yield Case(
+        name="window, more keys, top left",
+        recipe=FA4,
+        queries=(34,),
+        keys=(40,),
+        options={"window": (5, 4), "causal": False, "alignment": "top_left"},
+    )
+    yield Case(name="no keys", recipe=CUDNN, queries=(2, 3), keys=(0, 3))
+    yield Case(name="no queries", recipe=FOLDED, queries=(0, 3), keys=(2, 3))
+    yield Case(name="nothing", recipe=FLAMIA, queries=(0,))
+    yield Case(name="grouped heads", recipe=FLAMIA, heads=4, kv_heads=2, queries=(9,))
+    yield Case(name="one key head", recipe=CUDNN, heads=3, kv_heads=1, queries=(33,))
+    for recipe, head_dim, width in (
+        (FA4, 48, 20),
+        (FOLDED, 16, 40),
+        (FLAMIA, 72, 33),
+        (CUDNN, 40, 72),
+    ):
+        yield Case(
+            name=f"{recipe} widths {head_dim} and {width}",
+            recipe=recipe,
+            head_dim=head_dim,
+            width=width,
+            queries=(34,),
+        )
+    for recipe, query, key, masked in (
+        (FA4, 64, 32, "skipped"),
+        (CUDNN, 32, 64, "computed"),
+        (FOLDED, 32, 32, "skipped"),
+        (FLAMIA, 96, 32, "computed"),
+        (FLAMIA, 32, 64, "skipped"),
+        (UNGUARDED, 64, 32, "computed"),
+        (CUDNN_BF16, 160, 96, "skipped"),
+        (FOLDED, 256, 256, "computed"),
+    ):
+        yield Case(
+            name=f"{recipe} tiles {query} x {key} {masked}",
+            recipe=recipe,
+            changes={
+                "tiles.query": query,
+                "tiles.key": key,
+                "tiles.masked": masked,
+                # One chain over all heads is refused with masked tiles computed.
+                **({"gradient.heads": "float32_sum"} if masked == "computed" else {}),
+            },
+            queries=(40, 3),
+        )
+
+
+def softmaxes() -> Iterator[Case]:
+    """Splits, soft cap, sink and the knobs of the softmax."""
+    for recipe in (FA4, CUDNN, FLAMIA, FOLDED):
+        for combine in ("scales_first", "divide_last"):
+            yield Case(
+                name=f"{recipe} splits {combine}",
+                recipe=recipe,
+                changes={"tiles.splits": 2, "softmax.combine": combine},
+                queries=(7, 33),
+                keys=(40, 33),
+            )
+            yield Case(
+                name=f"{recipe} splits {combine} sink",
+                recipe=recipe,
+                changes={"tiles.splits": 3, "softmax.combine": combine},
+                queries=(2, 36),
+                keys=(70, 34),
+                sink=(0.5,),
+                options={"window": (20, 0)},
+            )
+        yield Case(name=f"{recipe} softcap", recipe=recipe, options={"softcap": 1.5})
+        yield Case(
+            name=f"{recipe} sink",
+            recipe=recipe,
+            sink=(0.3, -2.0, float("-inf")),
+            heads=3,
+            queries=(12, 33),
+            keys=(10, 6),
+        )
+        yield Case(
+            name=f"{recipe} softcap sink scale",
+            recipe=recipe,
+            sink=(4.0,),
+            options={"softcap": 3.0, "softmax_scale": 0.7},
+        )
+        yield Case(name=f"{recipe} scaled", recipe=recipe, changes={"softmax.score": "scaled"})
+    yield from _softmax_knobs()
+
+
+def _softmax_knobs() -> Iterator[Case]:
+    knobs: list[tuple[str, dict[str, Any]]] = [
+        (base, {"exp2_argument": form, "p_offset": units, "rescale_threshold": threshold})
+        for base, form, units, threshold in (
+            (FOLDED, "split", 3, 2),
+            (FOLDED, "fused", 0, 0),
+            (FLAMIA, "fused", 5, 3),
+            (FLAMIA, "unfused", 8, 0),
+            (FA4, "unfused", 0, 0),
+            (FA4, "fused", 6, 2),
+            (CUDNN, "unfused", 4, 4),
+            (CUDNN, "fused", 0, 0),
+            (CUDNN, "fused", 3, 1),
+        )
+    ]
+    for order in ("eight_lanes", "two_lanes", "ascending"):
+        for of in ("p", "codes"):
+            knobs += [
+                (name, {"row_sum": order, "row_sum_of": of})
+                for name in (FA4, CUDNN, FLAMIA, FOLDED)
+                if (order, of) != ("eight_lanes", "p")
+            ]
+    for kind in ("reciprocal", "zero_safe_reciprocal", "division", "quotient"):
+        knobs += [(name, {"normalisation": kind}) for name in (FA4, CUDNN, FOLDED)]
+    for form in ("log2_sum", "natural_fma"):
+        knobs += [(name, {"lse": form}) for name in (CUDNN, FLAMIA)]
+    columns = {"exp2": "polynomial3", "period": 8, "count": 3, "first": 8, "stop": 24}
+    knobs += [(name, {"emulated": columns}) for name in (FA4, FOLDED)]
+    knobs += [(CUDNN, {"emulated": None}), (FA4, {"score_factor": "exact_product"})]
+    knobs += [
+        (name, {"mask_value": value})
+        for name in (FA4, CUDNN, FLAMIA, FOLDED)
+        for value in (-1e30, -9.0)
+    ]
+    for name, changes in knobs:
+        text = " ".join(f"{knob}={value}" for knob, value in changes.items())
+        yield Case(
+            name=f"{name} {text}".replace(str(columns), "8/3"),
+            recipe=name,
+            changes={f"softmax.{knob}": value for knob, value in changes.items()},
+            # Rows without a key, tiles without one for some rows, a part of a block.
+            queries=(38,),
+            keys=(35,),
+            seed=7,
+        )
+
+
+def orders() -> Iterator[Case]:
+    """Orders of tiles, heads and K steps, partial sums."""
+    for recipe in (FA4, CUDNN, FLAMIA, FOLDED):
+        for changes in (
+            {"o.tile_order": "descending"},
+            {"dq.tile_order": "descending", "dq.accumulation": "chained"},
+            {"dq.tile_order": "shifted", "dq.accumulation": "chained"},
+            {"dq.tile_order": "shifted", "dq.accumulation": "float32_partials"},
+            {"dk.tile_order": "descending", "dv.tile_order": "descending"},
+            {"dk.tile_order": "shifted", "dv.tile_order": "shifted"},
+            {"o.accumulation": "float32_partials"},
+            {"gradient.heads": "one_chain", "gradient.heads_order": "descending"},
+            {"gradient.heads": "float32_sum", "gradient.heads_order": "descending"},
+        ):
+            grouped = any(path.startswith("gradient") for path in changes)
+            yield Case(
+                name=f"{recipe} {' '.join(f'{path}={value}' for path, value in changes.items())}",
+                recipe=recipe,
+                changes=changes,
+                queries=(20, 33) if grouped else (40, 70),
+                keys=None if grouped else (70, 40),
+                options={"causal": grouped},
+                heads=3 if grouped else 1,
+                seed=3,
+            )
+        for product in ("s", "o", "dp", "dv", "dq", "dk"):
+            yield Case(
+                name=f"{recipe} {product}.k_order=descending",
+                recipe=recipe,
+                changes={f"{product}.k_order": "descending", "tiles.query": 64, "tiles.key": 64},
+                head_dim=40,
+                queries=(39,),
+                seed=5,
+            )
+
+
+def gradients() -> Iterator[Case]:
+    """The knobs of the backward."""
+    base: list[tuple[str, dict[str, Any]]] = []
+    for name in (FA4, CUDNN, FLAMIA, FOLDED):
+        base += [
+            (name, {"softmax_scale": "in_ds"}),
+            (name, {"masked_ds": "product"}),
+            (name, {"p_for_dv": "forward"}),
+            (name, {"delta_source": "unrounded_out"}),
+            (name, {"delta_source": "quantized_dout"}),
+            (name, {"delta_source": "p_dp"}),
+        ]
+        own = "lse" if name in (FLAMIA, FOLDED) else "fold_into_dout"
+        base += [
+            (name, {"normalisation": own}),
+            (name, {"normalisation": own, "p_for_dv": "forward"}),
+            (name, {"normalisation": own, "delta_source": "p_dp"}),
+        ]
+        base += [
+            (name, {"delta": kind, "delta_source": source})
+            for kind in ("fma_ascending", "thread_vectors", "half_products")
+            for source in ("unrounded_out", "quantized_dout")
+        ]
+    base += [(FOLDED, {"p_offset": 3}), (FLAMIA, {"score_factor": "float32_product"})]
+    for name, changes in base:
+        text = " ".join(f"{knob}={value}" for knob, value in changes.items())
+        yield Case(
+            name=f"{name} gradient {text}",
+            recipe=name,
+            changes={f"gradient.{knob}": value for knob, value in changes.items()},
+            queries=(38,),
+            keys=(35,),
+            head_dim=20,
+            seed=9,
+        )
+        if len(changes) == 1:
+            yield Case(
+                name=f"{name} gradient {text} softcap sink",
+                recipe=name,
+                changes={f"gradient.{knob}": value for knob, value in changes.items()},
+                queries=(3, 34),
+                options={"softcap": 2.0, "causal": False, "window": (12, 4)},
+                sink=(0.7,),
+                seed=9,
+            )
+    for name, knob in ((FA4, "unfused"), (FOLDED, "fused"), (FLAMIA, "unfused")):
+        for normalisation in ("lse", "fold_into_dout"):
+            for source in ("forward", "recomputed"):
+                yield Case(
+                    name=f"{name} {knob} {normalisation} p_for_dv={source} sink",
+                    recipe=name,
+                    changes={
+                        "softmax.exp2_argument": knob,
+                        "gradient.normalisation": normalisation,
+                        "gradient.p_for_dv": source,
+                    },
+                    sink=(1.0,),
+                    queries=(34,),
+                    seed=11,
+                )
+
+
+STATIC = {"format": "e4m3", "scope": "static", "static_scale": 121, "block": None}
+
+
+def scopes() -> Iterator[Case]:
+    """Guards, scopes of scales, FP4."""
+    for changes in (
+        {},
+        {"guard_operands": "codes"},
+        {"guard_operands": "codes", "o.accumulation": "float32_partials"},
+        {"dq.accumulation": "float32_partials"},
+        {"tiles.query": 64, "tiles.key": 96},
+    ):
+        for options in ({"window": (20, 0)}, {"causal": False, "window": (40, 3)}):
+            yield Case(
+                name=f"guards {' '.join(f'{a}={b}' for a, b in changes.items())} {options['window']}",
+                recipe=FLAMIA,
+                changes=changes,
+                queries=(70,) if not changes else (40, 5),
+                keys=(75,) if not changes else (44, 3),
+                options=options,
+                seed=13,
+            )
+    static = {
+        f"{use}.{name}": value for use in ("s.left", "s.right") for name, value in STATIC.items()
+    }
+    yield Case(name="static q and k", recipe=CUDNN, changes=static, seed=15)
+    previous = {"scope": "previous_block", "static_scale": 122}
+    yield Case(
+        name="previous block, 32 tokens",
+        recipe=CUDNN,
+        changes={f"o.right.{name}": value for name, value in previous.items()},
+        queries=(70, 3),
+        seed=15,
+    )
+    yield Case(
+        name="previous block, 32 x 32, both orientations",
+        recipe=UNGUARDED,
+        changes={
+            f"{use}.{name}": value
+            for use in ("s.right", "o.right")
+            for name, value in previous.items()
+        },
+        queries=(66, 33),
+        head_dim=40,
+        seed=15,
+    )
+    for recipe in ("flamia-nvfp4-fp8", "flamia-nvfp4-fp8-ue4m3"):
+        yield Case(name=recipe, recipe=recipe, queries=(34, 2), heads=2, head_dim=40, seed=17)
+        yield Case(
+            name=f"{recipe} window softcap sink",
+            recipe=recipe,
+            queries=(20,),
+            keys=(35,),
+            head_dim=72,
+            options={"softcap": 2.5, "window": (9, 0)},
+            sink=(0.2,),
+            seed=17,
+        )
+
+
+def pairs() -> Iterator[Case]:
+    """Features that meet."""
+    cut: dict[str, Any] = {"queries": (38,), "keys": (35,), "seed": 19}
+    masked = {"softmax.mask_value": -6.0}
+    partials = "float32_partials"
+    made: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+    for name in (FA4, CUDNN, FLAMIA, FOLDED):
+        made += [
+            (name, {**masked, "tiles.splits": 2}, cut),
+            (name, {**masked, "softmax.row_sum_of": "codes"}, {**cut, "sink": (0.5,)}),
+            (name, {**masked, "gradient.p_for_dv": "forward"}, cut),
+            (name, {"softmax.row_sum": "two_lanes", "tiles.splits": 2}, {**cut, "sink": (-1.0,)}),
+            (name, {"gradient.softmax_scale": "in_ds", "gradient.masked_ds": "product"}, cut),
+            (name, {"tiles.splits": 2, "gradient.p_for_dv": "forward"}, cut),
+            (
+                name,
+                {"tiles.splits": 2, "o.tile_order": "descending", "tiles.masked": "skipped"},
+                cut,
+            ),
+            (name, {"o.accumulation": partials, "tiles.splits": 2}, cut),
+        ]
+    window: dict[str, Any] = {"options": {"window": (4, 1), "causal": False}}
+    made += [
+        (FLAMIA, masked, {**cut, **window}),
+        (
+            FLAMIA,
+            {"softmax.row_sum_of": "codes", "gradient.p_for_dv": "forward"},
+            {**cut, **window},
+        ),
+        (FLAMIA, {"tiles.splits": 2, "o.accumulation": partials}, {**cut, **window}),
+        (
+            FLAMIA,
+            {"softmax.rescale_threshold": 0, "softmax.row_sum": "two_lanes"},
+            {"sink": (3.0,)},
+        ),
+        (FOLDED, {"softmax.rescale_threshold": 5}, {"sink": (6.0,), "seed": 23}),
+        (FOLDED, {"tiles.splits": 3, "softmax.combine": "divide_last"}, {"queries": (70,)}),
+        (FA4, {}, {"queries": (70,), "head_dim": 128, "width": 16, "options": {"window": (36, 0)}}),
+        (FA4, {}, {"queries": (40,), "keys": (70,), "head_dim": 128, "options": {"causal": False}}),
+        (
+            CUDNN,
+            {"dk.tile_order": "shifted", "dv.tile_order": "shifted"},
+            {"queries": (70,), "heads": 2},
+        ),
+        (FA4, {"dk.accumulation": partials, "dv.accumulation": partials}, {"heads": 2}),
+    ]
+    for name, changes, others in made:
+        text = " ".join(f"{path}={value}" for path, value in changes.items())
+        more = " ".join(f"{key}={value}" for key, value in others.items() if key != "seed")
+        yield Case(name=f"{name} {text} {more}", recipe=name, changes=changes, **others)
+
+
+def special_values() -> Iterator[Case]:
+    """NaN, infinities and wide exponents where features meet them."""
+    features: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("plain", {}, {}),
+        ("sink", {}, {"sink": (0.5,)}),
+        ("splits", {"tiles.splits": 2}, {}),
+        (
+            "divide last, sink",
+            {"tiles.splits": 2, "softmax.combine": "divide_last"},
+            {"sink": (1.0,)},
+        ),
+        ("softcap", {}, {"options": {"softcap": 3.0}}),
+        ("window", {}, {"options": {"window": (9, 3), "causal": False}}),
+        ("codes, two lanes", {"softmax.row_sum_of": "codes", "softmax.row_sum": "two_lanes"}, {}),
+        ("products", {"gradient.masked_ds": "product", "gradient.softmax_scale": "in_ds"}, {}),
+        ("forward's P", {"gradient.p_for_dv": "forward"}, {}),
+        ("p_dp", {"gradient.delta_source": "p_dp"}, {}),
+        ("mask value", {"softmax.mask_value": -20.0}, {}),
+    ]
+    for kind in ("wide", "specials"):
+        for name in (FA4, CUDNN, FLAMIA, FOLDED):
+            for text, changes, others in features:
+                yield Case(
+                    name=f"{kind} {name} {text}",
+                    recipe=name,
+                    changes=changes,
+                    queries=(34,),
+                    seed=29,
+                    kind=kind,
+                    **others,
+                )
+        for recipe in ("flamia-nvfp4-fp8", "flamia-nvfp4-fp8-ue4m3"):
+            yield Case(name=f"{kind} {recipe}", recipe=recipe, head_dim=40, seed=29, kind=kind)
+
+
+MAKERS = (masks, softmaxes, orders, gradients, scopes, pairs, special_values)
+ALL = [case for make in MAKERS for case in make()]
