@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from flamia_ref.attention.backward_pass import backward as backward
     from flamia_ref.attention.differentiable import attention as attention
     from flamia_ref.attention.forward_pass import forward as forward
+    from flamia_ref.attention.given_operands import operands_from as operands_from
     from flamia_ref.attention.knobs import Gradient as Gradient
     from flamia_ref.attention.knobs import Schedule as Schedule
     from flamia_ref.attention.knobs import Softmax as Softmax
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from flamia_ref.attention.recipes import RECIPES as RECIPES
     from flamia_ref.attention.results import Backward as Backward
     from flamia_ref.attention.results import Forward as Forward
+    from flamia_ref.attention.staged import Preprocessed as Preprocessed
+    from flamia_ref.attention.staged import backward_from_operands as backward_from_operands
+    from flamia_ref.attention.staged import forward_from_operands as forward_from_operands
+    from flamia_ref.attention.staged import preprocess as preprocess
     from flamia_ref.attention.stages import backward_stages as backward_stages
     from flamia_ref.attention.stages import forward_stages as forward_stages
 else:
@@ -43,10 +48,17 @@ else:
             "prepared": ["Prepared", "prepare", "prepare_dout"],
             "product": ["Operand", "Product", "Use"],
             "protection": ["Safeguard", "safeguards"],
+            "given_operands": ["operands_from"],
             "knobs": ["Gradient", "Schedule", "Softmax", "Tiles"],
             "recipe": ["Recipe"],
             "recipes": ["RECIPES"],
             "results": ["Backward", "Forward"],
+            "staged": [
+                "Preprocessed",
+                "backward_from_operands",
+                "forward_from_operands",
+                "preprocess",
+            ],
             "stages": ["backward_stages", "forward_stages"],
         },
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,10 +13,10 @@ from flamia_ref._backend import Array
 from flamia_ref.attention import backward_tile, inputs, softmax
 from flamia_ref.attention.backward_tile import Accumulators
 from flamia_ref.attention.computed import check_computed
-from flamia_ref.attention.kernel_results import BackwardInputs, check_backward
+from flamia_ref.attention.kernel_results import check_backward
 from flamia_ref.attention.product import Accumulation, TileOrder, Use
 from flamia_ref.attention.results import Backward, Forward
-from flamia_ref.attention.run import TILES, Run
+from flamia_ref.attention.run import TILES, Run, Sizes
 from flamia_ref.attention.softmax import Factors
 from flamia_ref.attention.stages import backward_stages, pair_names
 from flamia_ref.attention.traced import (
@@ -67,16 +68,46 @@ def backward(
     wanted = check_trace(trace, backward_stages(forward.recipe), forward.recipe)
     given = check_backward(q, k, v, dout, forward)
     check_tiles(wanted, forward.mask, q.shape[1], forward.recipe)
-    return _BackwardRun(given, forward, wanted).backward()
+    sizes = Sizes(q.shape[1], v.shape[1], q.shape[2], v.shape[2])
+    layout = _backend.namespace(given.q, given.k, given.v)
+    run = BackwardRun(
+        forward,
+        sizes,
+        layout,
+        given.namespace,
+        given.device,
+        wanted,
+        given.sink,
+        given.saved,
+    )
+    run.inputs.update(q=given.q, k=given.k, v=given.v)
+    return run.backward(run.rows_before(given.dout, given.out, given.lse))
 
 
-class _BackwardRun(Run):
+class RowsBefore(NamedTuple):
+    """What the backward's rows bring along, with rows of [tokens, heads] first: the `Prologue`, and delta, None where
+    it takes a pass over the pairs."""
+
+    prologue: backward_tile.Prologue
+    delta: Array | None
+
+
+class BackwardRun(Run):
     """One backward."""
 
-    def __init__(self, given: BackwardInputs, forward: Forward, wanted: Wanted) -> None:
-        tensors = {"q": given.q, "k": given.k, "v": given.v}
-        super().__init__(tensors, forward.recipe, forward.mask, given.namespace, given.device)
-        self.given = given
+    def __init__(
+        self,
+        forward: Forward,
+        sizes: Sizes,
+        layout: ModuleType,
+        compute: ModuleType,
+        device: object | None,
+        wanted: Wanted,
+        sink: Array | None,
+        saved: dict[str, Array],
+    ) -> None:
+        super().__init__(forward.recipe, forward.mask, sizes, layout, compute, device)
+        self.sink, self.saved = sink, saved
         gradient = self.recipe.gradient
         shape = inputs.Shape(forward.mask, forward.softmax_scale, forward.softcap)
         factors = inputs.factors(shape, self.recipe.softmax, gradient.score_factor)
@@ -95,10 +126,19 @@ class _BackwardRun(Run):
             "dv": self.value_dim,
         }
 
-    def backward(self) -> Backward:
-        prologue = self._prologue()
+    def rows_before(self, dout: Array, out: Array, lse: Array) -> RowsBefore:
+        """What the rows bring along, from float32 bits of dO and out [tokens, heads, value channels] and lse [heads,
+        tokens]. dO is an input from here on."""
+        prologue = self._prologue(dout, out, lse)
         self.inputs["do"] = prologue.dout
-        delta = self._delta(prologue)
+        source = self.recipe.gradient.delta_source
+        return RowsBefore(prologue, None if source == "p_dp" else self._delta(prologue, out))
+
+    def backward(self, rows: RowsBefore) -> Backward:
+        """The gradients."""
+        prologue, delta = rows
+        if delta is None:
+            delta = self._delta_of_pairs(prologue)
         values = backward_tile.Values(
             *(
                 self._with_last(x, last)
@@ -132,12 +172,10 @@ class _BackwardRun(Run):
             heads_descending=self.descending_heads,
         )
 
-    def _prologue(self) -> backward_tile.Prologue:
-        """What the rows bring along, rows of [tokens, heads] first."""
+    def _prologue(self, dout: Array, out: Array, lse: Array) -> backward_tile.Prologue:
         rows = self.tokens * self.heads
-        dout = self.given.dout.reshape(rows, self.value_dim)
-        out = self.given.out.reshape(rows, self.value_dim)
-        lse = self.given.lse.T.reshape(rows)
+        dout, out = (x.reshape(rows, self.value_dim) for x in (dout, out))
+        lse = lse.T.reshape(rows)
         unseen = self.layout.asarray(np.repeat(self.mask.dead(), self.heads))
         parts = self._in_batches(
             (dout, out, lse, unseen),
@@ -148,13 +186,11 @@ class _BackwardRun(Run):
             dout.reshape(self.tokens, self.heads, self.value_dim), *others
         )
 
-    def _delta(self, prologue: backward_tile.Prologue) -> Array:
+    def _delta(self, prologue: backward_tile.Prologue, out: Array) -> Array:
         """delta, rows of [tokens, heads]."""
         source = self.recipe.gradient.delta_source
-        if source == "p_dp":
-            return self._delta_of_pairs(prologue)
         rows = self.tokens * self.heads
-        out = self.given.saved["o"] if source == "unrounded_out" else self.given.out
+        out = self.saved["o"] if source == "unrounded_out" else out
         dout = prologue.dout
         if source == "quantized_dout":
             dout = self.makers["do"].values(self.copy(Use.DP_DO))
@@ -244,7 +280,8 @@ class _BackwardRun(Run):
             guarded = None if found is None else self.to_compute(found)
         work = backward_tile.Work(
             self.to_compute(batch.key_first),
-            *(self.to_compute(x) for x in bounds),
+            self.to_compute(bounds[0]),
+            self.to_compute(bounds[1]),
             self.to_compute(~batch.seen),
             self.to_compute(batch.opens),
             self.to_compute(batch.closes),
@@ -253,7 +290,9 @@ class _BackwardRun(Run):
         index = np.where(query_tokens < 0, -1, query_tokens * self.heads + tiles.head[:, None])
         index = np.where(index < 0, self.tokens * self.heads, index)
         row_values = backward_tile.Values(
-            *(self.to_compute(_backend.gather(part, index)) for part in values[:3]),
+            self.to_compute(_backend.gather(values.base, index)),
+            self.to_compute(_backend.gather(values.delta, index)),
+            self.to_compute(_backend.gather(values.dead, index)),
             self._row_base(batch, index),
         )
         queries = pairs.queries
@@ -264,7 +303,7 @@ class _BackwardRun(Run):
         """What the forward's P of each pair is relative to, [pairs, rows]."""
         if self.recipe.gradient.p_for_dv != "forward":
             return None
-        bases = self.given.saved["row_base"]
+        bases = self.saved["row_base"]
         bases = self.layout.moveaxis(bases, 0, 1).reshape(self.tokens * self.heads, -1)
         count = bases.shape[1]
         padded = self.layout.concatenate(
@@ -384,7 +423,7 @@ class _BackwardRun(Run):
             dq=self._gradient(dq, scaled=scaled),
             dk=self._gradient(dk, scaled=scaled),
             dv=self._gradient(dv, scaled=False),
-            dsink=None if self.given.sink is None else self._dsink(prologue, delta),
+            dsink=None if self.sink is None else self._dsink(prologue, delta),
             trace=self.traced.trace(found),
         )
 
@@ -414,7 +453,7 @@ class _BackwardRun(Run):
             _backend.gather(self._with_last(x, last), index)
             for x, last in ((prologue.base, 0), (delta, 0), (prologue.dead, True))
         ]
-        sink = _backend.gather(self.given.sink, np.tile(head, len(tiles)))
+        sink = _backend.gather(self.sink, np.tile(head, len(tiles)))
         (partial,) = self._in_batches(
             (sink, *values),
             lambda *part: (backward_tile.sink_sums(*part, recipe=self.recipe),),

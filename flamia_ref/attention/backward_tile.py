@@ -263,7 +263,9 @@ def _with_products(
 ) -> Array:
     xp = _backend.namespace(s, dp)
     scores, _ = softmax.scores(s, factors, recipe.softmax)
-    visible = pairs_visible(work, s.shape[2]) & ~values.dead[:, :, None]
+    visible = (
+        pairs_visible(work.key_start, work.least, work.last, s.shape[2]) & ~values.dead[:, :, None]
+    )
     p = _probabilities(scores, visible, values.base, factors.c, recipe)
     terms = xp.where(visible, _float32.multiply(p, dp), np.uint32(0))
     new = softmax.carried(sums, terms, recipe.softmax)
@@ -306,7 +308,9 @@ def _differences(
     xp = _backend.namespace(s, dp)
     gradient = recipe.gradient
     scores, tanh = softmax.scores(s, factors, recipe.softmax)
-    visible = pairs_visible(work, s.shape[2]) & ~values.dead[:, :, None]
+    visible = (
+        pairs_visible(work.key_start, work.least, work.last, s.shape[2]) & ~values.dead[:, :, None]
+    )
     p = _probabilities(scores, visible, values.base, factors.c, recipe)
     delta = values.delta[:, :, None]
     if gradient.softmax_scale == "in_ds":
@@ -323,7 +327,11 @@ def _differences(
     weights = p
     if values.row_base is not None:
         forward = softmax.again(
-            scores, pairs_visible(work, s.shape[2]), values.row_base, factors.c, recipe.softmax
+            scores,
+            pairs_visible(work.key_start, work.least, work.last, s.shape[2]),
+            values.row_base,
+            factors.c,
+            recipe.softmax,
         )
         weights = _forward_weights(forward, o_fold, values, work, visible, factors.c, recipe)
     if gradient.p_offset:

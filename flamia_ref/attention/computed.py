@@ -128,7 +128,7 @@ def _check_input(recipe: Recipe, tensor: str, use: Use) -> None:
     _require(recipe, f"{path}.block", operand.block, blocks)
     _require(recipe, f"{path}.scale_folded_into", operand.scale_folded_into, folded)
     if operand.format in PRESETS:
-        allowed = (Scope.TOKEN,) if token else (Scope.BLOCK,)
+        allowed: tuple[Scope, ...] = (Scope.TOKEN,) if token else (Scope.BLOCK,)
         if operand.block in ((32, 1), _SQUARE):
             allowed = (Scope.BLOCK, Scope.PREVIOUS_BLOCK)
         if operand.block == (1, 16):

@@ -195,13 +195,27 @@ def _shown(figures: dict[str, float]) -> str:
 
 
 def _packing(recipe: Recipe, sample: Sample) -> Property:
+    others = samples.wide(_KEYS, *sample.q.shape[1:2], *sample.k.shape[1:])
+    sink = np.resize(gradient_cases.SINK, sample.q.shape[1]).astype(np.float32)
+    everything = {"causal": False, "window": gradient_cases.BOTH, "alignment": "top_left"}
     details, count = [], 0
-    for causal in (True, False):
-        changes = invariance.packing(recipe, sample, causal=causal)
+    for name, other, attended in (
+        ("causal", None, {"causal": True}),
+        ("full", None, {"causal": False}),
+        (
+            "with other keys",
+            others,
+            everything | {"softcap": gradient_cases.SOFTCAP, "sink": sink},
+        ),
+    ):
+        changes = invariance.packing(recipe, sample, other=other, **attended)
         count += len(changes)
-        details += [f"{'causal' if causal else 'full'}: {change}" for change in changes[:1]]
+        details += [f"{name}: {change}" for change in changes[:1]]
     *some, last = map(str, _LENGTHS)
-    documents = f"documents of {', '.join(some)} and {last} tokens, in two orders, causal and full"
+    documents = (
+        f"documents of {', '.join(some)} and {last} tokens, in two orders, causal, full, and with other keys, a"
+        " window, a soft cap and a sink"
+    )
     finding = f"{documents}: out, lse, dq, dk and dv are " + (
         "not those of each alone" if count else "those of each alone"
     )

@@ -170,15 +170,16 @@ class Maker:
         function: Callable[..., tuple[Array, ...]],
         **static: Operand,
     ) -> list[Array]:
-        """`function` of rows of `arrays`, in batches of a fixed shape where arrays are compiled on the host."""
+        """`function` of rows of `arrays`: on the host in batches, of a fixed shape where they are compiled."""
         count = len(arrays[0])
-        if not self.fixed_shapes:
+        if self.layout is not np:
             step = max(count, 1)
         given = {name: _numbers(operand) for name, operand in static.items()}
         parts: list[tuple[Array, ...]] = []
         for first in range(0, max(count, 1), step):
             batch = [x[first : first + step] for x in arrays]
-            short = step - len(batch[0])
+            rows = len(batch[0])
+            short = step - rows if self.fixed_shapes else 0
             if short:
                 batch = [
                     self.layout.concatenate(
@@ -187,7 +188,7 @@ class Maker:
                     for x in batch
                 ]
             results = function(*map(self.to_compute, batch), **given)
-            parts.append(tuple(self.to_layout(result)[: step - short] for result in results))
+            parts.append(tuple(self.to_layout(result)[:rows] for result in results))
         return [self.layout.concatenate(column) for column in zip(*parts, strict=True)]
 
 

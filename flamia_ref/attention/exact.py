@@ -126,7 +126,8 @@ def gradient(
                     weights, where = np.where(some, ds, 0), seen & some
                     dq[row] += over_seen(weights, y[key], where)
                     dk[key] += over_seen(weights.T, x[row], where.T)
-            dv[key] += over_seen((rows.z / rows.total).T, do, rows.counted.T)
+            weights = np.where(rows.counted, rows.z / rows.total, 0)
+            dv[key] += over_seen(weights.T, do, rows.counted.T)
             if dsink is not None:
                 dsink[part.head] -= (rows.sink * delta).sum()
     return Gradients(dq, dk, dv, dsink)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,11 @@ from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref.attention import forward_tile, inputs, sides
 from flamia_ref.attention.computed import check_computed
-from flamia_ref.attention.inputs import Inputs
+from flamia_ref.attention.inputs import Shape
 from flamia_ref.attention.product import TileOrder, Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.results import Forward
-from flamia_ref.attention.run import TILES, Run
+from flamia_ref.attention.run import TILES, Run, Sizes
 from flamia_ref.attention.sides import Rows
 from flamia_ref.attention.softmax import Factors
 from flamia_ref.attention.stages import forward_stages, kept_for_backward, pair_names
@@ -76,23 +77,39 @@ def forward(
         sink=sink,
     )
     check_tiles(wanted, given.shape.mask, q.shape[1], chosen)
-    return _ForwardRun(given, chosen, wanted, inputs.sink_bits(sink)).forward()
+    sizes = Sizes(q.shape[1], v.shape[1], q.shape[2], v.shape[2])
+    layout = _backend.namespace(given.q, given.k, given.v)
+    run = ForwardRun(
+        chosen,
+        given.shape,
+        sizes,
+        layout,
+        given.namespace,
+        given.device,
+        wanted,
+        inputs.sink_bits(sink),
+    )
+    run.inputs.update(q=given.q, k=given.k, v=given.v)
+    return run.forward()
 
 
-class _ForwardRun(Run):
+class ForwardRun(Run):
     """One forward."""
 
     def __init__(
         self,
-        given: Inputs,
         recipe: Recipe,
+        shape: Shape,
+        sizes: Sizes,
+        layout: ModuleType,
+        compute: ModuleType,
+        device: object | None,
         wanted: Wanted,
         sink: Array | None,
     ) -> None:
-        tensors = {"q": given.q, "k": given.k, "v": given.v}
-        super().__init__(tensors, recipe, given.shape.mask, given.namespace, given.device)
-        self.given, self.sink = given, sink
-        factors = inputs.factors(given.shape, recipe.softmax, recipe.softmax.score_factor)
+        super().__init__(recipe, shape.mask, sizes, layout, compute, device)
+        self.shape, self.sink = shape, sink
+        factors = inputs.factors(shape, recipe.softmax, recipe.softmax.score_factor)
         self.factors = Factors(*(None if x is None else self.to_compute(x) for x in factors))
         self.traced = TracedTiles(self, wanted)
         self.splits = recipe.tiles.splits
@@ -104,6 +121,7 @@ class _ForwardRun(Run):
         self.bases: dict[tuple[int, int, int, int], Array] = {}
 
     def forward(self) -> Forward:
+        """The results."""
         v_nan = self._nan_channels() if self.poisons else None
         columns: list[list[Array]] = []
         place = np.zeros(self.tokens * self.heads, dtype=np.int32)
@@ -160,7 +178,7 @@ class _ForwardRun(Run):
             xp = _backend.namespace(o)
             late = None if inside else sink
             stacked = [xp.stack(column) for column in zip(*runs, strict=True)]
-            o, lse = forward_tile.combined(*stacked[:2], late, recipe=self.recipe)
+            o, lse = forward_tile.combined(stacked[0], stacked[1], late, recipe=self.recipe)
             row_max, row_sum = (xp.moveaxis(x, 0, 2) for x in stacked[2:])
         results = (forward_tile.output(o), o, lse, row_max, row_sum)
         rows = count * batch.rows
@@ -276,8 +294,8 @@ class _ForwardRun(Run):
             trace=self.traced.trace(found),
             recipe=self.recipe,
             mask=self.mask,
-            softmax_scale=self.given.shape.softmax_scale,
-            softcap=self.given.shape.softcap,
+            softmax_scale=self.shape.softmax_scale,
+            softcap=self.shape.softcap,
             sink=None if self.sink is None else self.finished(self.sink),
         )
 

@@ -123,7 +123,7 @@ def _softmax(
     scores, _ = softmax.scores(s, factors, recipe.softmax)
     p, row_max, rescale, base = softmax.probabilities(
         scores,
-        pairs_visible(work, keys),
+        pairs_visible(work.key_start, work.least, work.last, keys),
         state.row_max,
         work.first,
         keys == recipe.tiles.key,
@@ -205,9 +205,9 @@ def output(o: Array) -> Array:
     return sides.bfloat16(o)
 
 
-def pairs_visible(work: Work, keys: int) -> Array:
+def pairs_visible(key_start: Array, least: Array, last: Array, keys: int) -> Array:
     """Whether each query row sees each key of a tile: bool [tiles, rows, keys]."""
-    xp = _backend.namespace(work.key_start, work.last)
-    place = work.key_start[:, None] + xp.arange(keys, dtype=np.int32)[None, :]
+    xp = _backend.namespace(key_start, last)
+    place = key_start[:, None] + xp.arange(keys, dtype=np.int32)[None, :]
     place = place[:, None, :]
-    return (place >= work.least[:, :, None]) & (place <= work.last[:, :, None])
+    return (place >= least[:, :, None]) & (place <= last[:, :, None])

@@ -16,9 +16,9 @@ from flamia_ref.packing import Documents, Mask
 
 _FULL = {"causal": False, "window": None, "alignment": "bottom_right"}
 _CAUSAL = _FULL | {"causal": True}
-_LEFT, _BOTH = (40, 0), (30, 20)  # windows that end inside blocks and inside tiles
+_LEFT, BOTH = (40, 0), (30, 20)  # windows that end inside blocks and inside tiles
 _TOP_LEFT = {"alignment": "top_left"}
-_SOFTCAP, _SINK = 5.0, (1.5, -0.25)  # scores have a standard deviation of about 2.7
+SOFTCAP, SINK = 5.0, (1.5, -0.25)  # scores have a standard deviation of about 2.7
 
 
 class Case(NamedTuple):
@@ -72,18 +72,18 @@ def cases(sample: Sample, other: Sample) -> Iterator[Case]:
     """
     same = (sample.documents, sample.documents)
     rest = (sample.documents, other.documents)
-    sink = np.resize(_SINK, sample.q.shape[1])
+    sink = np.resize(SINK, sample.q.shape[1])
     yield _case("causal", sample, sample, same, _CAUSAL)
     yield _case("full", sample, sample, same, _FULL)
     yield _case("window to the left", sample, sample, same, _CAUSAL | {"window": _LEFT})
-    yield _case("window to both sides", sample, sample, same, _FULL | {"window": _BOTH})
+    yield _case("window to both sides", sample, sample, same, _FULL | {"window": BOTH})
     yield _case("other keys, bottom right", sample, other, rest, _CAUSAL)
     yield _case("other keys, top left", sample, other, rest, _CAUSAL | _TOP_LEFT)
-    yield _case("soft cap", sample, sample, same, _CAUSAL)._replace(softcap=_SOFTCAP)
+    yield _case("soft cap", sample, sample, same, _CAUSAL)._replace(softcap=SOFTCAP)
     yield _case("sink", sample, sample, same, _CAUSAL)._replace(sink=sink)
-    together = _FULL | _TOP_LEFT | {"window": _BOTH}
+    together = _FULL | _TOP_LEFT | {"window": BOTH}
     yield _case("other keys, window, soft cap and sink", sample, other, rest, together)._replace(
-        softcap=_SOFTCAP, sink=sink
+        softcap=SOFTCAP, sink=sink
     )
 
 
@@ -105,5 +105,5 @@ def _case(
     documents: tuple[Documents, Documents],
     mask: dict[str, Any],
 ) -> Case:
-    arrays = (x.astype(np.float64) for x in (queries.q, keys.k, keys.v, queries.dout))
-    return Case(name, *arrays, Mask.of(*documents, **mask))
+    q, k, v, dout = (x.astype(np.float64) for x in (queries.q, keys.k, keys.v, queries.dout))
+    return Case(name, q, k, v, dout, Mask.of(*documents, **mask))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,20 +39,31 @@ class Change(NamedTuple):
         )
 
 
-def packing(recipe: Recipe, sample: Sample, *, causal: bool) -> list[Change]:
-    """Results of packed documents that are not, bit for bit, those of each document alone, in two orders of packing."""
-    count = len(sample.documents)
-    alone = [_both(recipe, sample.taken((index,)), causal) for index in range(count)]
+def packing(
+    recipe: Recipe, sample: Sample, *, other: Sample | None = None, **attended: Any
+) -> list[Change]:
+    """Results of packed documents that are not, bit for bit, those of each document alone, in two orders of packing.
+
+    `other`: the sample that k and v are taken from, with as many documents; None for `sample` itself. `attended`:
+    keywords of `forward`, which say how. The gradient of a sink is one of all documents, and not compared.
+    """
+    keys, count = other or sample, len(sample.documents)
+
+    def both(order: tuple[int, ...]) -> Results:
+        return _both(recipe, sample.taken(order), keys.taken(order), attended)
+
+    alone = [both((index,)) for index in range(count)]
     changes: list[Change] = []
     for order in (tuple(range(count)), tuple(reversed(range(count)))):
-        together = _both(recipe, sample.taken(order), causal)
-        start = 0
+        together = both(order)
+        start = {"queries": 0, "keys": 0}
         for index in order:
-            length = sample.documents.lengths[index]
             for name, expected in alone[index].items():
-                found = together[name][start : start + length]
+                side = "keys" if name in ("dk", "dv") else "queries"
+                found = together[name][start[side] : start[side] + len(expected)]
                 changes += _change(name, expected, found)
-            start += length
+            start["queries"] += sample.documents.lengths[index]
+            start["keys"] += keys.documents.lengths[index]
     return changes
 
 
@@ -81,17 +92,18 @@ def _rows(recipe: Recipe, sample: Sample, tokens: int) -> Results:
     }
 
 
-def _both(recipe: Recipe, sample: Sample, causal: bool) -> Results:
+def _both(recipe: Recipe, sample: Sample, keys: Sample, attended: Mapping[str, Any]) -> Results:
     """All results of a forward and a backward, tokens first."""
     first = forward(
         sample.q,
-        sample.k,
-        sample.v,
+        keys.k,
+        keys.v,
         recipe,
         cu_seqlens=np.array(sample.documents.offsets, dtype=np.int32),
-        causal=causal,
+        cu_seqlens_k=np.array(keys.documents.offsets, dtype=np.int32),
+        **attended,
     )
-    second = backward(sample.q, sample.k, sample.v, sample.dout, first)
+    second = backward(sample.q, keys.k, keys.v, sample.dout, first)
     return {
         "out": np.asarray(first.out),
         "lse": np.asarray(first.lse).T,

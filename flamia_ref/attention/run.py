@@ -8,12 +8,14 @@ gathers with the same index arrays inside the program.
 from __future__ import annotations
 
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
 from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref.attention.copies import Copy, Maker, copy_names, needs_high, taken
+from flamia_ref.attention.prepared import Prepared
 from flamia_ref.attention.product import Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.sides import Rows
@@ -24,27 +26,37 @@ from flamia_ref.packing.tiles import Indices
 TILES = 8  # tiles that are computed together
 
 
+class Sizes(NamedTuple):
+    """The extents of q, k and v."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+
+
 class Run:
-    """Inputs as float32 bits by name, their copies, and the two array libraries.
+    """Copies of the inputs, and the two array libraries.
 
     `compute` is the library of the tile numerics; `layout` that of everything around them, numpy wherever the values
-    are on the host.
+    are on the host. `inputs` holds inputs as float32 bits by name, those that are not given as copies.
     """
 
     def __init__(
         self,
-        inputs: dict[str, Array],
         recipe: Recipe,
         mask: Mask,
+        sizes: Sizes,
+        layout: ModuleType,
         compute: ModuleType,
         device: object | None,
     ) -> None:
-        self.inputs, self.recipe, self.mask = inputs, recipe, mask
-        self.compute, self.device = compute, device
-        self.layout = _backend.namespace(*inputs.values())
+        self.recipe, self.mask = recipe, mask
+        self.compute, self.device, self.layout = compute, device, layout
+        self.inputs: dict[str, Array] = {}
         self.fixed_shapes = self.layout is not compute
-        self.tokens, self.heads, self.head_dim = inputs["q"].shape
-        self.kv_heads, self.value_dim = inputs["v"].shape[1:]
+        self.tokens = mask.queries.tokens
+        self.heads, self.kv_heads, self.head_dim, self.value_dim = sizes
         self.group = self.heads // self.kv_heads
         # A finite score of masked pairs counts in every column of a tile, so no tile may be smaller.
         self.size = TileSize(
@@ -57,6 +69,24 @@ class Run:
         self.names = copy_names(recipe)
         self._copies: dict[str, Copy] = {}
         self._high: dict[str, Array] = {}
+
+    def take(self, prepared: Prepared) -> None:
+        """Take copies that were made before."""
+        for name, given in prepared.operands.items():
+            use = next(use for use, found in self.names.items() if found == name)
+            codes, scales, powers = (
+                None if x is None else self.of_caller(x)
+                for x in (given.codes, given.scales, given.token_scales)
+            )
+            maker = self.makers[input_of(use)]
+            self._copies[name] = maker.given(codes, scales, powers, self.recipe.operand(use))
+        for tensor, guard in prepared.guards.items():
+            codes = self.of_caller(guard.codes)
+            self._high[tensor] = self._with_zeros(codes.reshape(-1, codes.shape[2]))
+
+    def of_caller(self, x: Array) -> Array:
+        """An array that a caller gave, where the layout is."""
+        return _backend.host(x) if self.layout is np else x
 
     def to_compute(self, x: Array) -> Array:
         """`x` where the tile numerics are."""
@@ -98,10 +128,13 @@ class Run:
             maker, x = self.makers[tensor], self.inputs[tensor]
             if self.recipe.guard_operands == "codes":
                 x = maker.values(self.copy(use))
-            codes = maker.high(x)
-            zero = self.layout.zeros((1, codes.shape[1]), dtype=codes.dtype)
-            self._high[name] = self.layout.concatenate([codes, zero])
+            self._high[name] = self._with_zeros(maker.high(x))
         return self._high[name]
+
+    def _with_zeros(self, codes: Array) -> Array:
+        """Codes with a row of zeros for places past a document's end."""
+        zero = self.layout.zeros((1, codes.shape[1]), dtype=codes.dtype)
+        return self.layout.concatenate([codes, zero])
 
     def copy_stage(self, stage: str) -> Array:
         """A traced stage of an input: its codes or its scales."""

@@ -31,6 +31,7 @@ _NAMES = {
     "int64": "I64",
     "float32": "F32",
     "bfloat16": "BF16",
+    "float4_e2m1fn": "F4_E2M1",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e8m0fnu": "F8_E8M0",
 }
@@ -195,7 +196,7 @@ def _array(value: Any, name: str, case: Case) -> Stored:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     dtype = _NAMES.get(array.dtype.name, array.dtype.name)
-    if dtype in ("BF16", "F8_E4M3", "F8_E8M0"):
+    if dtype in ("BF16", "F4_E2M1", "F8_E4M3", "F8_E8M0"):
         array = array.view(np.uint16 if dtype == "BF16" else np.uint8)
     return Stored(dtype=dtype, array=array)
 

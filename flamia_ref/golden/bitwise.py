@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from flamia_ref.formats import decode
+from flamia_ref.formats import FORMATS, ScalarFormat, decode
 from flamia_ref.golden.files import Stored, Tensor
 from flamia_ref.golden.stage import Place, View
 from flamia_ref.report.model import Status
@@ -17,8 +17,10 @@ Doubles = npt.NDArray[np.float64]
 
 # What a tensor may be given as. float32 for bfloat16 must hold bfloat16 values, or it differs.
 _ACCEPTED = {
+    View.F4_E2M1: ("U8", "F4_E2M1"),
     View.F8_E4M3: ("U8", "F8_E4M3"),
     View.F8_E8M0: ("U8", "F8_E8M0"),
+    View.F8_UE4M3: ("U8",),
     View.BF16: ("U16", "BF16", "F32"),
     View.F32: ("F32", "U32"),
     View.I32: ("I32", "I64"),
@@ -99,15 +101,30 @@ def values(bits: Tensor, view: View) -> Doubles:
     elif view is View.F32:
         bits = bits.view(np.float32)
     else:
-        name = {View.F8_E4M3: "e4m3", View.F8_E8M0: "e8m0"}[view]
-        bits = np.asarray(decode(bits, name))
+        return _decoded(bits, FORMATS[_NARROW[view]])
     return bits.astype(np.float64)
+
+
+_NARROW = {
+    View.F4_E2M1: "e2m1",
+    View.F8_E4M3: "e4m3",
+    View.F8_E8M0: "e8m0",
+    View.F8_UE4M3: "ue4m3",
+}
+
+
+def _decoded(codes: Tensor, of_format: ScalarFormat) -> Doubles:
+    """Return the numbers of codes, one a byte. What has more bits than the format is no number."""
+    unused = codes >> of_format.bits if of_format.bits < 8 else np.zeros_like(codes)
+    numbers = decode(np.where(unused != 0, np.uint8(0), codes), of_format, np.float64)
+    return np.where(unused != 0, np.nan, numbers)
 
 
 def ordinals(bits: Tensor, view: View) -> Integers:
     """Number representable values in their order, so that neighbours differ by 1. Both zeros are 0."""
     numbers = bits.astype(np.int64)
-    sign = {View.F8_E4M3: 0x80, View.BF16: 0x8000, View.F32: 0x80000000}.get(view)
+    signs = {View.F4_E2M1: 0x8, View.F8_E4M3: 0x80, View.BF16: 0x8000, View.F32: 0x80000000}
+    sign = signs.get(view)
     if sign is None:
         return numbers
     return np.where(numbers & sign, -(numbers & (sign - 1)), numbers)
@@ -118,7 +135,7 @@ def as_text(bits: Any, view: View) -> tuple[str, str]:
     number = int(bits)
     if view is View.I32:
         return str(number), str(number)
-    digits = {View.F8_E4M3: 2, View.F8_E8M0: 2, View.BF16: 4, View.F32: 8}[view]
+    digits = {View.BF16: 4, View.F32: 8}.get(view, 2)
     if view is View.F8_E8M0:
         return f"0x{number:02x}", "NaN" if number == 255 else f"2^{number - 127}"
     kind = {2: np.uint8, 4: np.uint16, 8: np.uint32}[digits]

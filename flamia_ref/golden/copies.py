@@ -3,7 +3,8 @@
 A copy is one set of codes, with its scales where they follow from data. A tensor whose uses share
 one copy gives it its own name, ``q``; one with several names each by its first use: ``q.s`` and
 ``q.dk``. P is always named by its use, because the forward and the backward compute P differently.
-An input that a use takes in bfloat16 has no codes there; P and dS have, their bfloat16 bits.
+An input that a use takes in bfloat16 has no codes there; P and dS have, their bfloat16 bits. A copy
+that is promoted from another is made from that one's codes and scales.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flamia_ref._errors import shown
-from flamia_ref.golden.stage import TILES, TRANSPOSED_TILES, Stage, View
+from flamia_ref.golden.stage import BLOCK, TILES, TRANSPOSED_TILES, Stage, View
 
 if TYPE_CHECKING:
     from flamia_ref.attention import Operand, Recipe, Use
@@ -25,6 +26,7 @@ _PAIRS = ("heads", "queries", "keys")
 # The axes of scales by their blocks: of tokens and channels, and of queries and keys.
 _INPUT_SCALES: dict[object, tuple[str, str]] = {
     (1, "all"): ("tokens", "one"),
+    (1, 16): ("tokens", "channel_blocks"),
     (1, 32): ("tokens", "channel_blocks"),
     (32, 1): ("token_blocks", "head_dim"),
     (32, 32): ("token_blocks", "channel_blocks"),
@@ -41,7 +43,8 @@ class Copy:
     """One set of codes.
 
     `name` is that of the trace, `tensor` one of q, k, v, do, p, ds. `products` are those that take
-    it; `folded` are those of them that find its scales in the other operand, not here.
+    it; `folded` are those of them that find its scales in the other operand, not here. `source` is
+    the copy that it is promoted from.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Copy:
     operand: "Operand"
     products: tuple[str, ...]
     folded: tuple[str, ...]
+    source: str | None = None
 
     @property
     def scaled(self) -> bool:
@@ -56,9 +60,14 @@ class Copy:
         return self.operand.block is not None
 
     @property
+    def powers(self) -> bool:
+        """Whether each token has a power of two besides its scales, which is a stage."""
+        return self.operand.scope == "token" and self._scale_view() is not View.F8_E8M0
+
+    @property
     def coded(self) -> bool:
         """Whether its codes are a stage: not those of an input that is taken as it is."""
-        return self.scaled or self.tensor not in HEADS
+        return self.scaled or self.operand.scope == "static" or self.tensor not in HEADS
 
     @property
     def backward(self) -> bool:
@@ -75,24 +84,41 @@ class Copy:
         """The name of the codes."""
         return f"{self.name}.codes"
 
+    @property
+    def token_scales(self) -> str:
+        """The name of the powers of two of tokens."""
+        return f"{self.name}.token_scales"
+
     def stages(self, parents: tuple[str, ...]) -> Iterator[Stage]:
         """Yield scales, their tiled forms, and codes, computed from `parents`."""
         if self.scaled:
+            if self.powers:
+                yield Stage(
+                    name=self.token_scales,
+                    view=View.F8_E8M0,
+                    axes=("tokens", HEADS[self.tensor], "one"),
+                    parents=parents,
+                    backward=self.backward,
+                    block=self._block,
+                )
+                parents = (*parents, self.token_scales)
             yield Stage(
                 name=self.scales,
-                view=View.F8_E8M0,
+                view=self._scale_view(),
                 axes=self._scale_axes(),
                 parents=parents,
                 backward=self.backward,
+                block=self._block,
             )
             parents = (*parents, self.scales)
             for name, tiles in self._tiled():
                 yield Stage(
                     name=name,
-                    view=View.F8_E8M0,
+                    view=self._scale_view(),
                     axes=(HEADS[self.tensor], *tiles),
                     parents=(self.scales,),
                     backward=self.backward,
+                    block=self._block,
                 )
         if self.coded:
             heads = HEADS.get(self.tensor)
@@ -103,14 +129,40 @@ class Copy:
                 parents=parents,
                 scales=self.scales if self.scaled else None,
                 backward=self.backward,
+                block=self._block,
             )
 
     def read_by(self, product: str) -> Iterator[str]:
         """Yield the stages that a product takes of it."""
         if self.scaled and product not in self.folded:
             yield self.scales
+            if self.powers:
+                yield self.token_scales
         if self.coded:
             yield self.codes
+
+    def values(self) -> Iterator[str]:
+        """Yield the stages that say what its values are."""
+        if self.scaled:
+            yield self.scales
+            if self.powers:
+                yield self.token_scales
+        yield self.codes
+
+    @property
+    def _block(self) -> int:
+        """Channels to a block: 32, which an MMA scales together, but where the scales are of fewer."""
+        columns = None if self.operand.block is None else self.operand.block[1]
+        return columns if self.tensor in HEADS and columns == 16 else BLOCK
+
+    def _scale_view(self) -> View:
+        from flamia_ref.formats import PRESETS
+
+        scale = PRESETS[self.operand.format].scale.name if self.scaled else "e8m0"
+        views = {"e8m0": View.F8_E8M0, "ue4m3": View.F8_UE4M3}
+        if scale not in views:
+            raise ValueError(f"{self.name} has scales in {scale!r}; packs hold {', '.join(views)}")
+        return views[scale]
 
     def _scale_axes(self) -> tuple[str, ...]:
         heads = HEADS.get(self.tensor)
@@ -150,7 +202,8 @@ class Copy:
 
         given = self.operand.format
         element = PRESETS[given].element.name if self.scaled else given
-        views = {"e4m3": View.F8_E4M3} | ({} if self.scaled else {"bf16": View.BF16})
+        views = {"e4m3": View.F8_E4M3}
+        views |= {"e2m1": View.F4_E2M1} if self.scaled else {"bf16": View.BF16}
         if element not in views:
             raise ValueError(f"{self.name} has format {given!r}; packs hold {', '.join(views)}")
         return views[element]
@@ -159,12 +212,13 @@ class Copy:
 def copies(recipe: "Recipe") -> list[Copy]:
     """Return every copy of q, k, v, do, p and ds, in the order of the dataflow.
 
-    Raises ValueError where one use takes the codes of another tensor, or of a copy, and where an
-    input has codes whose scales are no function of it.
+    Raises ValueError where one use takes the codes of another tensor, or of a copy, or is promoted
+    from such, and where an input is a scalar format other than bf16 without a scale.
     """
     uses: dict[str, list[Use]] = {}
     for use, operand in recipe.uses():
-        if use.split(".")[1] in HEADS and operand.block is None and operand.format != "bf16":
+        plain = operand.block is None and operand.scope == "unit"
+        if use.split(".")[1] in HEADS and plain and operand.format != "bf16":
             raise ValueError(f"{use} has format {operand.format!r}; packs hold presets, and bf16")
         uses.setdefault(use.split(".")[1], []).append(use)
     made = []
@@ -178,16 +232,23 @@ def copies(recipe: "Recipe") -> list[Copy]:
                 raise ValueError(f"{use} has the codes of {source}, but another format or block")
         roots = list(dict.fromkeys(sources.values()))
         one = len(roots) == 1 and tensor != "p"
+        names = {root: tensor if one else f"{tensor}.{_product(root)}" for root in roots}
         for root in roots:
             members = [use for use in of_tensor if sources[use] == root]
             folded = [use for use in members if recipe.operand(use).scale_folded_into]
+            promoted = recipe.operand(root).promoted_from
+            if promoted is not None and (promoted == root or promoted not in roots):
+                raise ValueError(
+                    f"{root} is promoted from {promoted}, which is no copy of {tensor}"
+                )
             made.append(
                 Copy(
-                    name=tensor if one else f"{tensor}.{_product(root)}",
+                    name=names[root],
                     tensor=tensor,
                     operand=recipe.operand(root),
                     products=tuple(_product(use) for use in members),
                     folded=tuple(_product(use) for use in folded),
+                    source=None if promoted is None else names[promoted],
                 )
             )
     return made

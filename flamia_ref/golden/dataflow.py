@@ -90,6 +90,10 @@ def dataflow(recipe: "Recipe") -> Dataflow:
         raise ValueError(
             f"recipe {recipe.name!r} has input {recipe.input} and output {recipe.output}; packs hold bf16"
         )
+    if recipe.tiles.splits > 1:
+        raise ValueError(
+            f"recipe {recipe.name!r} splits the keys {recipe.tiles.splits} times; packs hold the stages of one split"
+        )
     stages = _Builder(recipe).stages()
     return Dataflow(stages=Registry("stage", ((stage.name, stage) for stage in stages)))
 
@@ -109,15 +113,19 @@ class _Builder:
         yield self._float("row_max", _ROWS, ("s",))
         yield self._float("p", _PAIRS, ("s", "row_max"))
         yield from self._codes("p.o")
-        yield self._float("row_sum", _ROWS, ("p", "row_max"))
+        yield self._float("row_sum", _ROWS, (*self._summed(), "row_max"))
         yield self._float("o", _QUERIES, self._taken("o"))
         yield Stage(name="out", view=View.BF16, axes=_QUERIES, parents=("o",), role=Role.OUTPUT)
         yield self._float("lse", _ROWS, ("row_max", "row_sum"), role=Role.OUTPUT)
         yield from self._operands(backward=True)
-        yield self._float("delta", _ROWS, (*self._values("do"), "out"), backward=True)
+        late = self.recipe.gradient.delta_source == "p_dp"
+        if not late:
+            yield self._float("delta", _ROWS, self._delta(), backward=True)
         yield self._float("dp", _PAIRS, self._taken("dp"), masked_optional=True, backward=True)
         yield self._float("p.dv", _PAIRS, ("s", "lse"), backward=True)
         yield from self._codes("p.dv")
+        if late:
+            yield self._float("delta", _ROWS, self._delta(), backward=True)
         yield self._float("ds", _PAIRS, ("p.dv", "dp", "delta"), backward=True)
         yield from self._codes("ds", "ds.dq", "ds.dk")
         for name in GRADIENTS:
@@ -155,14 +163,59 @@ class _Builder:
         for tensor in HEADS:
             for copy in self.copies:
                 if (copy.tensor, copy.backward) == (tensor, backward):
-                    yield from copy.stages(self._values(tensor))
+                    yield from copy.stages(self._made_from(copy))
 
     def _codes(self, *names: str) -> Iterator[Stage]:
         """Yield the codes of pairs, by the names that their copies may have."""
         for copy in self.copies:
             if copy.name in names:
-                values = "p" if copy.name == "p.o" else "p.dv" if copy.tensor == "p" else "ds"
-                yield from copy.stages((values, *self._folded_into(copy)))
+                values = self._pair_values(copy)
+                yield from copy.stages((*values, *self._folded_into(copy)))
+
+    def _made_from(self, copy: Copy) -> tuple[str, ...]:
+        """Return the stages that a copy of an input is made from."""
+        if copy.source is None:
+            return self._values(copy.tensor)
+        return tuple(self._copy(copy.source).values())
+
+    def _pair_values(self, copy: Copy) -> tuple[str, ...]:
+        """Return the stages that the codes of pairs are made from, but for scales that they take."""
+        if copy.tensor == "ds":
+            return ("ds",)
+        if copy.name == "p.o":
+            return ("p",)
+        if self.recipe.gradient.p_for_dv == "recomputed":
+            return ("p.dv",)
+        return (*self._weights(), "row_max", "lse")  # brought from the one base to the other
+
+    def _weights(self) -> tuple[str, ...]:
+        """Return the stages that say what P is in O."""
+        copy = self._copy("p.o")
+        guarded = ("p",) if self.recipe.o.guarded else ()
+        return (*guarded, *copy.values(), *self._folded_into(copy))
+
+    def _summed(self) -> tuple[str, ...]:
+        """Return the stages that the row sum adds up."""
+        return ("p",) if self.recipe.softmax.row_sum_of == "p" else self._weights()
+
+    def _delta(self) -> tuple[str, ...]:
+        """Return the stages that delta is computed from."""
+        dout = self._values("do")
+        match self.recipe.gradient.delta_source:
+            case "returned_out":
+                return (*dout, "out")
+            case "unrounded_out":
+                return (*dout, "o")
+            case "quantized_dout":
+                copy = next(
+                    one for one in self.copies if one.tensor == "do" and "dp" in one.products
+                )
+                return (*(copy.values() if copy.coded else dout), "out")
+            case "p_dp":
+                return ("p.dv", "dp", *(one for one in dout if one != "dout"))
+
+    def _copy(self, name: str) -> Copy:
+        return next(copy for copy in self.copies if copy.name == name)
 
     def _values(self, tensor: str, product: str = "") -> tuple[str, ...]:
         """Return the stages that hold the values of a tensor before they are codes."""
@@ -188,7 +241,8 @@ class _Builder:
                 continue
             copy = next(one for one in self.copies if one.tensor == tensor and name in one.products)
             taken += copy.read_by(name)
-            if product.guarded or not copy.coded:
+            guarded = product.guarded and self.recipe.guard_operands == "inputs"
+            if guarded or not copy.coded or (product.guarded and tensor not in HEADS):
                 taken += self._values(tensor, name)
         return tuple(dict.fromkeys((*taken, *_EPILOGUE.get(name, ()))))
 

@@ -28,9 +28,9 @@ def difference(case: Case, name: str, index: Index, aligned: Mapping[str, Aligne
         scales = case.recipe.dataflow.stages[stage.scales]
         at = _scale_of(case.spec, dict(zip(stage.axes, index, strict=True)), scales)
         scale = _pair(case, _named(stage.scales, place), at, aligned)
-    elif stage.view is View.F8_E8M0:
+    elif stage.view in (View.F8_E8M0, View.F8_UE4M3):
         source = stage.parents[0] if stage.tiled else stage.name
-        codes = f"{source.removesuffix('.scales')}.codes"
+        codes = f"{source.removesuffix('.token_scales').removesuffix('.scales')}.codes"
         under = _code_under(case, place, index)
         code = None if under is None else _pair(case, _named(codes, place), under, aligned)
     one = aligned[name]
@@ -50,7 +50,8 @@ def coordinates(case: Case, place: Place, index: Index) -> Where:
 
     `token` counts over all documents, `position`, `query` and `key` within the document. Tiles,
     which are those of the recipe, and blocks of 32 start at the document. `block` is one of channels,
-    or of keys; `token block` and `query block` are named where the scale is that of such a block.
+    16 of them in FP4, or of keys; `token block` and `query block` are named where the scale is that of
+    such a block.
     """
     spec = case.spec
     at = dict(zip(place.stage.axes, index, strict=True))
@@ -62,7 +63,7 @@ def coordinates(case: Case, place: Place, index: Index) -> Where:
     found: Where = {"document": document}
     found["head" if "heads" in at else "kv head"] = at.get("heads", at.get("kv_heads", 0))
     if place.document is None:
-        return found | _row(case, document, at) | _channels(spec, at)
+        return found | _row(case, document, at) | _channels(spec, at, place.stage.block)
     return found | _pair_of(case, document, at)
 
 
@@ -97,12 +98,12 @@ def _row(case: Case, document: int, at: At) -> Where:
     }
 
 
-def _channels(spec: CaseSpec, at: At) -> Where:
+def _channels(spec: CaseSpec, at: At, size: int) -> Where:
     if "head_dim" in at:
-        return {"block": at["head_dim"] // BLOCK, "channel": at["head_dim"]}
+        return {"block": at["head_dim"] // size, "channel": at["head_dim"]}
     if "channel_blocks" in at:
         block = at["channel_blocks"]
-        return {"block": block, "channels": f"{block * BLOCK} to {(block + 1) * BLOCK - 1}"}
+        return {"block": block, "channels": f"{block * size} to {(block + 1) * size - 1}"}
     if "one" in at:
         return {"block": 0, "channels": f"0 to {spec.head_dim - 1}"}
     return {}
@@ -141,7 +142,7 @@ def _tiled(case: Case, place: Place, at: At) -> Where:
     heads = "heads" if "heads" in at else "kv_heads"
     found: Where = {"document": document, heads.replace("_", " ")[:-1]: at[heads]}
     row, column = _untiled(at)
-    if not _inside(spec, document, at):
+    if not _inside(spec, place.stage, document, at):
         return found | {"row": row, "column": column, "in": "the padding"}
     start = spec.starts[document]
     if "token_tiles" in at:
@@ -165,10 +166,10 @@ def _untiled(at: At) -> tuple[int, int]:
     return row, across * TILE_COLUMNS + byte % 4
 
 
-def _inside(spec: CaseSpec, document: int, at: At) -> bool:
+def _inside(spec: CaseSpec, stage: Stage, document: int, at: At) -> bool:
     """Return whether a byte of a tile is a scale, not padding."""
     row, column = _untiled(at)
-    rows, columns = spec.lengths[document], blocks(spec.head_dim)
+    rows, columns = spec.lengths[document], blocks(spec.head_dim, stage.block)
     if "channel_tiles" in at:
         rows, columns = spec.head_dim, blocks(spec.lengths[document])
     return row < rows and column < columns
@@ -184,13 +185,13 @@ def _named(stage: str, place: Place) -> str:
 def _scale_of(spec: CaseSpec, at: At, scales: Stage) -> Index:
     """Return the index of the scale of a code."""
     known = dict(at) | {"one": 0}
-    for axis, by in (
-        ("queries", "query_blocks"),
-        ("keys", "key_blocks"),
-        ("head_dim", "channel_blocks"),
+    for axis, by, size in (
+        ("queries", "query_blocks", BLOCK),
+        ("keys", "key_blocks", BLOCK),
+        ("head_dim", "channel_blocks", scales.block),
     ):
         if axis in at:
-            known[by] = at[axis] // BLOCK
+            known[by] = at[axis] // size
     if "tokens" in at:
         document = _document(spec, at)
         row = at["tokens"] - spec.starts[document]
@@ -200,14 +201,14 @@ def _scale_of(spec: CaseSpec, at: At, scales: Stage) -> Index:
 
 def _code_under(case: Case, place: Place, index: Index) -> Index | None:
     """Return the index of the first code under a scale. None for padding."""
-    spec = case.spec
+    spec, size = case.spec, place.stage.block
     at = dict(zip(place.stage.axes, index, strict=True))
     if place.stage.tiled:
         document = place.document or 0
-        if not _inside(spec, document, at):
+        if not _inside(spec, place.stage, document, at):
             return None
         row, column = _untiled(at)
-        token, channel = (row, column * BLOCK)
+        token, channel = (row, column * size)
         if "channel_tiles" in at:
             token, channel = column * BLOCK, row
         return (spec.starts[document] + token, index[0], channel)
@@ -217,7 +218,7 @@ def _code_under(case: Case, place: Place, index: Index) -> Index | None:
             document = _document(spec, at)
             block = at["token_blocks"] - _block_starts(spec)[document]
             token = spec.starts[document] + block * BLOCK
-        channel = at.get("head_dim", at.get("channel_blocks", 0) * BLOCK)
+        channel = at.get("head_dim", at.get("channel_blocks", 0) * size)
         return (token, index[1], channel)
     query = at.get("queries", at.get("query_blocks", 0) * BLOCK)
     return (index[0], query, at.get("keys", at.get("key_blocks", 0) * BLOCK))

@@ -67,9 +67,9 @@ def tiled_scales(scales: Tensor, source: Stage, tiled: Stage, spec: CaseSpec) ->
     """Return the scales of an operand in the order that kernels load, an array a document.
 
     `scales` is uint8, shaped as its stage `source` says; `tiled` is the stage of the result. A
-    document's scales are repeated until there is one for each token and block of 32 channels, or,
-    transposed, for each channel and block of 32 tokens. These lie in tiles of 128 rows, which start
-    at the document or at channel 0, and of 4 blocks. The padding is 0.
+    document's scales are repeated until there is one for each token and block of channels, 32 or, in
+    FP4, 16, or, transposed, for each channel and block of 32 tokens. These lie in tiles of 128 rows,
+    which start at the document or at channel 0, and of 4 blocks. The padding is 0.
     """
     from flamia_ref.formats.layout import tile_scales_128x4
 

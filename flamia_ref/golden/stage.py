@@ -9,15 +9,20 @@ import numpy as np
 
 from flamia_ref.golden.cases import CaseSpec
 
-BLOCK = 32  # elements that share a scale in an MMA
+BLOCK = 32  # tokens, and but for FP4 channels, that share a scale in an MMA
 TILE_ROWS, TILE_COLUMNS, TILE_BYTES = 128, 4, 512  # a tile of scales
 
 
 class View(StrEnum):
-    """What the stored bits of a tensor mean, by the name that safetensors has for it."""
+    """What the stored bits of a tensor mean, by the name that safetensors has for it.
 
+    F4_E2M1 and F8_UE4M3 are our names: one code a byte, and a scale without a sign.
+    """
+
+    F4_E2M1 = "F4_E2M1"
     F8_E4M3 = "F8_E4M3"
     F8_E8M0 = "F8_E8M0"
+    F8_UE4M3 = "F8_UE4M3"
     BF16 = "BF16"
     F32 = "F32"
     I32 = "I32"
@@ -33,7 +38,7 @@ class View(StrEnum):
         return np.dtype({"U8": "u1", "U16": "u2", "F32": "f4", "I32": "i4"}[self.storage])
 
 
-_STORAGE = {"F8_E4M3": "U8", "F8_E8M0": "U8", "BF16": "U16"}
+_STORAGE = {"F4_E2M1": "U8", "F8_E4M3": "U8", "F8_E8M0": "U8", "F8_UE4M3": "U8", "BF16": "U16"}
 
 
 class Role(StrEnum):
@@ -57,7 +62,8 @@ class Stage:
     `axes` name the dimensions (see `shape`). `parents` are the stages it is computed from.
     `scales` names the stage that holds the scales of these codes. `masked_optional`: a kernel may
     skip masked pairs; zero, -infinity or NaN there says that it did. `backward`: it belongs to the
-    backward, which a kernel need not have.
+    backward, which a kernel need not have. `block`: channels to a block, of codes, of the scales of
+    such blocks, and of their tiles.
     """
 
     name: str
@@ -68,6 +74,7 @@ class Stage:
     scales: str | None = None
     masked_optional: bool = False
     backward: bool = False
+    block: int = BLOCK
 
     @property
     def per_document(self) -> bool:
@@ -84,16 +91,17 @@ class Stage:
         """The order of the elements in memory, in words."""
         order = f"row-major [{', '.join(self.axes)}]"
         if not self.tiled:
-            return order
-        rows, columns = (
-            ("tokens", "channels") if "token_tiles" in self.axes else ("channels", "tokens")
-        )
-        return f"{order}, scales of 128x4 tiles, {rows} by blocks of 32 {columns}, padding 0"
+            narrow = "channel_blocks" in self.axes and self.block != BLOCK
+            return f"{order}, blocks of {self.block} channels" if narrow else order
+        by_tokens = "token_tiles" in self.axes
+        rows, columns = ("tokens", "channels") if by_tokens else ("channels", "tokens")
+        size = self.block if by_tokens else BLOCK
+        return f"{order}, scales of 128x4 tiles, {rows} by blocks of {size} {columns}, padding 0"
 
     def shape(self, case: CaseSpec, document: int | None) -> tuple[int, ...]:
         """Return the shape in a case: of one document's array where the stage is a list."""
         rows = 0 if document is None else case.lengths[document]
-        row_blocks, channel_blocks = blocks(rows), blocks(case.head_dim)
+        row_blocks, channel_blocks = blocks(rows), blocks(case.head_dim, self.block)
         sizes = {
             "tokens": case.tokens,
             "token_blocks": sum(blocks(length) for length in case.lengths),
@@ -116,9 +124,9 @@ class Stage:
         return tuple(sizes[axis] for axis in self.axes)
 
 
-def blocks(extent: int) -> int:
-    """Return how many blocks of 32 an extent has. The last one may be partial."""
-    return -(-extent // BLOCK)
+def blocks(extent: int, size: int = BLOCK) -> int:
+    """Return how many blocks an extent has. The last one may be partial."""
+    return -(-extent // size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -79,6 +79,8 @@ def passes(order: PairOrder, mask: Mask, size: TileSize) -> tuple[PairOrder, ...
             return (order._replace(queries=None), order._replace(keys=None))
         for queries, keys in zip(mask.queries.lengths, mask.keys.lengths, strict=True):
             rows, columns = size.of(queries, keys)
+            if not (queries and keys):
+                continue
             if -(-queries // rows) != -(-keys // columns):
                 return (order._replace(queries=None), order._replace(keys=None))
     return (order,)
@@ -110,11 +112,12 @@ def tile_pairs(
             groups.setdefault((rows, columns), []).append(columns_of)
     for (rows, columns), parts in sorted(groups.items()):
         table = np.concatenate(parts, axis=1)
-        table = table[:, np.argsort(table[-1], kind="stable")].astype(np.int32)
-        starts = np.flatnonzero(np.diff(table[-1], prepend=-1))
-        for begin, end in zip(starts, [*starts[1:], table.shape[1]], strict=True):
+        order_of = np.argsort(table[-1], kind="stable")
+        sorted_pairs: Indices = table[:, order_of].astype(np.int32)
+        starts = np.flatnonzero(np.diff(sorted_pairs[-1], prepend=-1))
+        for begin, end in zip(starts, [*starts[1:], sorted_pairs.shape[1]], strict=True):
             for first in range(begin, end, batch):
-                yield _batch(rows, columns, table[:, first : min(first + batch, end)])
+                yield _batch(rows, columns, sorted_pairs[:, first : min(first + batch, end)])
 
 
 def _batch(rows: int, columns: int, table: Indices) -> TilePairs:
@@ -152,7 +155,7 @@ def _document_pairs(
     begin, end = first // columns // together, last // columns // together
     seen = (last[query] >= 0) & (group >= begin[query]) & (group <= end[query])
     kept = seen | unseen
-    query, key, seen, group = (x[kept] for x in (query, key, seen, group))
+    query, key, group, seen = query[kept], key[kept], group[kept], seen[kept]
     inside = key % together
     closes = (inside == together - 1) | (key == key_count - 1)
     groups = -(-key_count // together)

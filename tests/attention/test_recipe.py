@@ -82,6 +82,15 @@ def _broken(change) -> str:
             "unknown part with evidence 'softmx'",
         ),
         (lambda r: r["steps"]["s"].update(evidence="sure"), "recipe.steps['s'].evidence is 'sure'"),
+        (lambda r: r.update(schema=2), "unknown field of recipe 'schema'"),
+        (lambda r: r["softmax"].pop("exp2"), "recipe.softmax has no exp2"),
+        (lambda r: r["softmax"].update(mask_value="-inf"), "recipe.softmax.mask_value is '-inf'"),
+        (lambda r: r["softmax"].update(rescale_threshold=1.5), "rescale_threshold is 1.5; it must"),
+        (lambda r: r["tiles"].update(key=100), "tiles.key is 100; allowed: multiples of 32"),
+        (lambda r: r["softmax"].update(base="raw_max"), "exp2_argument is 'split' with base 'raw"),
+        (lambda r: r.update(schedules=[{}]), "recipe.schedules[0] has no name"),
+        (lambda r: r.update(schedules=[{"name": "a"}] * 2), "two schedules of one name"),
+        (lambda r: r.update(schedules={}), "recipe.schedules is {}; it must be a list"),
     ],
 )
 def test_bad_json_names_the_field(change, message: str) -> None:
@@ -95,18 +104,97 @@ def test_bad_json_names_the_field(change, message: str) -> None:
     [
         ("softmax", {"exp2_argument": "exact"}, "Softmax.exp2_argument is 'exact'; allowed"),
         ("softmax", {"base": "real"}, "Softmax.base is 'real'"),
-        ("softmax", {"row_sum": "ascending"}, "Softmax.row_sum is 'ascending'"),
+        ("softmax", {"row_sum": "random"}, "Softmax.row_sum is 'random'"),
         ("softmax", {"rescale_threshold": -1}, "rescale_threshold is -1; allowed: 0 to 64"),
         ("s", {"tile_order": "random"}, "Product.tile_order is 'random'"),
         ("s", {"guard_instruction": "exact"}, "guard_instruction is 'exact'; a product has one if"),
         ("gradient", {"delta": "rowsum"}, "Gradient.delta is 'rowsum'"),
         ("gradient", {"heads": "atomic"}, "Gradient.heads is 'atomic'; allowed: 'float32_sum', "),
         ("tiles", {"query": 128.0}, "Tiles.query is 128.0; it must be a int"),
+        ("tiles", {"query": 48}, "tiles.query is 48; allowed: multiples of 32"),
+        ("tiles", {"key": 288}, "tiles.key is 288; allowed: multiples of 32"),
+        ("tiles", {"key": 0}, "tiles.key is 0; allowed: multiples of 32"),
+        ("tiles", {"splits": 0}, "tiles.splits is 0; allowed: 1 to 256"),
+        ("tiles", {"masked": "left out"}, "Tiles.masked is 'left out'; allowed: 'computed', 'sk"),
+        ("softmax", {"base": "raw_max"}, "exp2_argument is 'split' with base 'raw_max'; the exp"),
+        ("softmax", {"lse": "log2_fma"}, "lse is 'log2_fma' with base 'integer_max'; 'log2_fma'"),
+        ("softmax", {"mask_value": -float("inf")}, "mask_value is -inf; it must be a finite float"),
+        ("softmax", {"mask_value": float("nan")}, "mask_value is nan; it must be a finite float32"),
+        ("softmax", {"mask_value": -1e39}, "mask_value is -1e+39; it must be a finite float32"),
+        ("softmax", {"mask_value": 0.0}, "mask_value is 0.0; it must be a finite float32 below 0"),
+        ("softmax", {"tanh": "polynomial3"}, "unknown tanh model 'polynomial3'"),
+        ("softmax", {"combine": "first"}, "Softmax.combine is 'first'; allowed"),
+        ("gradient", {"p_offset": 65}, "p_offset is 65; allowed: 0 to 64"),
+        ("gradient", {"delta_source": "out"}, "Gradient.delta_source is 'out'; allowed"),
+        ("s", {"k_order": "shifted"}, "Product.k_order is 'shifted'; allowed"),
     ],
 )
 def test_a_knob_cannot_be_set_to_what_it_does_not_know(part: str, change, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         dataclasses.replace(getattr(FOLDED, part), **change)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value", "message"),
+    [
+        (
+            "bf16-fa4",
+            "softmax.exp2_argument",
+            "split",
+            "exp2_argument is 'split' with base 'raw_max'; the exponent n - base is an integer only",
+        ),
+        (
+            "bf16-fa4",
+            "softmax.lse",
+            "log2_sum",
+            "lse is 'log2_sum' with base 'raw_max'; 'log2_fma' takes a base in units of S",
+        ),
+        (
+            "cudnn-mxfp8",
+            "softmax.p_offset",
+            5,
+            "lets P reach 2^9 by softmax.rescale_threshold and softmax.p_offset together; e4m3 hol",
+        ),
+        ("cudnn-mxfp8", "softmax.rescale_threshold", 5, "lets P reach 2^9"),
+        ("cudnn-mxfp8", "gradient.p_offset", 9, "lets dV's P reach 2^9 by gradient.p_offset"),
+        ("flamia-mxfp8-unguarded", "gradient.normalisation", "fold_into_dout", None),
+        ("o", "left.static_scale", 255, "static_scale is 255; allowed: 0 to 254"),
+        ("o", "left.scope", "previous_block", "e4m3 has scope 'previous_block'; allowed: static"),
+        ("o", "left.static_scale", None, "static_scale is None with scope 'static'; give an e8m0"),
+        ("o", "right.scope", "unit", "has scope 'unit'; allowed: block, token or previous_block"),
+        (
+            "o",
+            "right.promoted_from",
+            Use.DP_V,
+            None,
+        ),
+    ],
+)
+def test_fields_that_contradict_each_other(name: str, path: str, value, message) -> None:
+    """At construction, whichever comes first: before anything is computed."""
+    part = RECIPES["cudnn-mxfp8"].o if name == "o" else RECIPES[name]
+    if message is None:
+        changed(part, path, value)  # nothing contradicts that
+        return
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        changed(part, path, value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_range_of_p_is_that_of_a_constant_scale() -> None:
+    """2^8 is e4m3's largest power of two: threshold and offset together must not pass it."""
+    base = RECIPES["cudnn-mxfp8"]
+    for threshold, offset in ((8, 0), (0, 8), (4, 4), (1, 7)):
+        softmax = dataclasses.replace(
+            base.softmax, rescale_threshold=threshold, p_offset=offset
+        )
+        assert dataclasses.replace(base, softmax=softmax).softmax == softmax
+        beyond = dataclasses.replace(softmax, rescale_threshold=threshold + 1)
+        with pytest.raises(ValueError, match=r"lets P reach 2\^9"):
+            dataclasses.replace(base, softmax=beyond)
+    block_scaled = changed(RECIPES["flamia-mxfp8-folded"], "softmax.p_offset", 20)
+    assert block_scaled.softmax.p_offset == 20
 
 
 def test_copies_are_equal() -> None:
@@ -157,34 +245,13 @@ def test_not_json() -> None:
             "s.left in te-mx-e4m3, which",
         ),
         ("flamia-mxfp8-folded", "gradient.heads", "one_chain", "gradient.heads = 'one_chain'"),
-        ("flamia-mxfp8-folded", "gradient.normalisation", "lse", "gradient.normalisation = 'lse'"),
-        (
-            "flamia-mxfp8-folded",
-            "softmax.rescale_threshold",
-            4,
-            "rescale_threshold = 4; computed are 0",
-        ),
-        (
-            "bf16-fa4",
-            "softmax.exp2_argument",
-            "split",
-            "exp2_argument = 'split'; computed are 'fused'",
-        ),
-        (
-            "bf16-fa4",
-            "softmax.lse",
-            "log2_sum",
-            "softmax.lse = 'log2_sum'; computed are 'log2_fma'",
-        ),
         ("bf16-fa4", "s.tile_order", TileOrder.DESCENDING, "s.tile_order = 'descending'"),
         ("bf16-fa4", "input", "fp16", "input = 'fp16'; computed are 'bf16'"),
-        (
-            "bf16-fa4",
-            "tiles.key",
-            64,
-            "tiles of 128 queries and 64 keys; square tiles are computed",
-        ),
-        ("cudnn-mxfp8", "softmax.p_offset", 5, "lets P reach 2^9, rescale_threshold and p_offset"),
+        ("bf16-fa4", "o.tile_order", TileOrder.SHIFTED, "o.tile_order = 'shifted'; computed are"),
+        ("bf16-fa4", "dk.tile_order", TileOrder.DESCENDING, "one loop over query tiles adds to both"),
+        ("bf16-fa4", "tiles.masked", "computed", "has o.right.format = 'bf16'; computed are "),
+        ("cudnn-mxfp8", "tiles.masked", "computed", "gradient.heads = 'one_chain'; computed are "),
+        ("flamia-mxfp8-folded", "gradient.masked_ds", "product", "gradient.masked_ds = 'product'"),
         ("cudnn-mxfp8", "dk.accumulation", Accumulation.FLOAT32_PARTIALS, "dk.accumulation = "),
         ("cudnn-mxfp8", "o.right.block", (1, 32), "o.right.block = (1, 32)"),
         ("flamia-mxfp8", "o.left.format", "e5m2", "o.left.format = 'e5m2'; computed are 'e4m3'"),

@@ -1,4 +1,7 @@
-"""A recipe's matrix products: over channels for all pairs, over the tokens of a tile onto accumulators."""
+"""A recipe's matrix products: over channels for all pairs, over the tokens of a tile onto accumulators.
+
+``k_order`` is that of the product's own instruction; the steps of guarded blocks ascend.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -51,7 +54,7 @@ def over_channels(
     )
     if is_guarded(product):
         a, b = (_half(x) for x in halves)
-        guarded = matrices.contract(a, b, start, _guard_rules(product), descending=descending)
+        guarded = matrices.contract(a, b, start, _guard_rules(product))
         for row, column in mask.guarded:
             block = np.s_[
                 row * BLOCK : (row + 1) * BLOCK,
@@ -90,15 +93,15 @@ def add_guarded(
         for left in range(keys.start, keys.stop, BLOCK):
             if not mask.is_guarded(first, left):
                 continue
-            columns = range(left, min(left + BLOCK, keys.stop))
-            chosen = [
-                weights[i - queries.start][columns.start - keys.start : columns.stop - keys.start]
-                for i in rows
-            ]
+            place = left - keys.start
+            chosen = [weights[i - queries.start][place : place + BLOCK] for i in rows]
+            # Columns past the document's end meet zeros; only a mask value gives them a weight.
+            operand = matrices.zeros(len(chosen[0]), half.shape[1])
+            operand[: len(half) - left] = half[left : left + len(operand)]
             part = slice(rows.start - queries.start, rows.stop - queries.start)
             result[part] = matrices.contract(
-                _half(matrices.integers(narrow(chosen), len(columns))),
-                _half(half[columns.start : columns.stop].T),
+                _half(matrices.integers(narrow(chosen), len(operand))),
+                _half(operand.T),
                 result[part],
                 _guard_rules(product),
             )

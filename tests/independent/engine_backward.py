@@ -4,7 +4,9 @@ Where the description is silent:
 
 - A dead row's dq is +0 by select with "fold_into_dout", where its dO' is 0 too; with "lse" it is what its zeros of dS
   give, NaN beside a NaN of k.
-- The stage "p.dv" is what dV's codes are made of, also where that is the forward's P.
+- The stage "p.dv" is the recomputed P, which dS takes, also where dV's codes are made of the forward's.
+- delta of "p_dp" with "fold_into_dout" is the sum times dO's factor: P and dP are off by inverse factors, so that their
+  sum is delta, not delta'.
 - lse = -inf beside an out that is not zero: L = 0 with the base "raw_max", as FlashAttention-4 has it, else -inf.
 """
 
@@ -119,7 +121,7 @@ class HeadBackward:
         if self.is_folded and self.rows[query].is_dead:
             return 0
         if source == "p_dp":
-            return self._sum_of_products(query)
+            return float32.multiply(self._sum_of_products(query), self.rows[query].factor)
         dout = self.dout[query]
         if source == "quantized_dout":
             dout = self.do_copies.by_use["dp.do"].values()[query]
@@ -312,7 +314,7 @@ class HeadBackward:
             "delta": np.array(self.delta, np.uint32),
             **{
                 name: matrices.integers(found, keys).astype(np.uint32)
-                for name, found in (("dp", self.dp), ("p.dv", self.p_dv), ("ds", self.ds))
+                for name, found in (("dp", self.dp), ("p.dv", self.p), ("ds", self.ds))
             },
             **copies.quantized_stages("p.dv", self.p_codes),
             **copies.quantized_stages(ds_dq, self.ds_dq),

@@ -4,6 +4,8 @@ Where the description is silent:
 
 - P of a column beyond the document's end, which only a mask value makes other than 0, counts in the scale of its block.
 - A NaN or +inf of S' c makes an integer base NaN whatever the rescale threshold is.
+- A row that sees no key ends as if it had no column, also where a mask value gave it some: with the start values of m
+  and l, and, with a sink, with the lse of that alone.
 - lse is -inf beside a row sum that is 0 or NaN with the base "raw_max", whatever normalises.
 """
 
@@ -144,19 +146,8 @@ def forward(head: Head) -> Forward:
                 for i, row in zip(queries, rows, strict=True):
                     bases[i][tile], bases_in_log2[i][tile] = row.saved_base, row.base_in_log2
             has_sink = splits == 1 or (number == 0 and softmax["combine"] == "scales_first")
-            parts.append(
-                [
-                    endings.finish(
-                        row,
-                        line,
-                        sink=head.sink if has_sink else None,
-                        is_dead=not any(
-                            mask.sees(i, j) for tile in tiles for j in tiling.key_tiles[tile]
-                        ),
-                    )
-                    for i, row, line in zip(queries, rows, accumulator.tolist(), strict=True)
-                ]
-            )
+            lines = zip(queries, rows, accumulator.tolist(), strict=True)
+            parts.append([_finished(head, tiles, *line, has_sink=has_sink) for line in lines])
         for row_parts in zip(*parts, strict=True):
             ends.append(list(row_parts))
             if splits == 1:
@@ -185,6 +176,17 @@ def forward(head: Head) -> Forward:
         bases_in_log2=bases_in_log2,
         stages=stages,
     )
+
+
+def _finished(
+    head: Head, tiles: list[int], query: int, row: Online, accumulator: list[int], *, has_sink: bool
+) -> endings.End:
+    """The end of a row after a run of key tiles."""
+    keys = [j for tile in tiles for j in head.tiling.key_tiles[tile]]
+    is_dead = not any(head.mask.sees(query, j) for j in keys)
+    if is_dead and head.mask_value is not None:
+        row = type(row)(row.softmax, row.c)
+    return endings.finish(row, accumulator, sink=head.sink if has_sink else None, is_dead=is_dead)
 
 
 def _add_tile(

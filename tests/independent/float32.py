@@ -12,6 +12,7 @@ exponent had no lower limit.
 
 import math
 from fractions import Fraction
+from functools import cache
 
 NAN = 0x7FFFFFFF
 INFINITY = 0x7F800000
@@ -59,6 +60,7 @@ def value(bits: int) -> Fraction:
     return significand * power_of_two(exponent)
 
 
+@cache
 def power_of_two(exponent: int) -> Fraction:
     """2**exponent, exact."""
     return Fraction(1 << exponent) if exponent >= 0 else Fraction(1, 1 << -exponent)
@@ -335,7 +337,9 @@ def ceiling(a: int) -> int:
         return NAN
     if is_infinite(a):
         return a
-    return nearest(Fraction(math.ceil(value(a))), a >> 31)
+    significand, exponent = split(a)
+    whole = significand << exponent if exponent >= 0 else -(-significand >> -exponent)
+    return round_dyadic(whole, 0, a >> 31)
 
 
 def floor(a: int) -> int:
@@ -344,7 +348,9 @@ def floor(a: int) -> int:
         return NAN
     if is_infinite(a):
         return a
-    return nearest(Fraction(math.floor(value(a))), a >> 31)
+    significand, exponent = split(a)
+    whole = significand << exponent if exponent >= 0 else significand >> -exponent
+    return round_dyadic(whole, 0, a >> 31)
 
 
 def from_bfloat16(bits: int) -> int:

@@ -20,6 +20,7 @@ from tests.independent import float32
 DATA = Path(__file__).parents[2] / "flamia_ref" / "arithmetic" / "data" / "mufu.csv"
 
 ENTRIES = 1 << 23
+AT_126, AT_128 = 0x42FC0000, 0x43000000  # float32 126 and 128
 PLACES = 1 << 17
 UNIT = Fraction(1, 1 << 39)  # of the interpolated value
 C0_UNIT = 1 << 13
@@ -128,14 +129,16 @@ def exp2(bits: int) -> int:
         return float32.NAN
     if float32.is_infinite(bits):
         return 0 if bits & float32.SIGN else float32.INFINITY
-    x = float32.value(_flush(bits))
-    if x >= 128:
-        return float32.INFINITY
-    if x < -126:
+    significand, exponent = float32.split(_flush(bits))
+    if bits & float32.SIGN and bits & 0x7FFFFFFF > AT_126:
         return 0
-    cut = int(abs(x) * ENTRIES)  # toward zero
+    if not bits & float32.SIGN and bits >= AT_128:
+        return float32.INFINITY
+    # |x| times the entries of a binade, toward zero.
+    places = exponent + ENTRIES.bit_length() - 1
+    cut = abs(significand) << places if places >= 0 else abs(significand) >> -places
     position = cut
-    if x < 0:
+    if significand < 0:
         # One's complement, except where the cut argument is a whole number.
         position = -cut if cut % ENTRIES == 0 else -cut - 1
     whole, index = divmod(position, ENTRIES)

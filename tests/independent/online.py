@@ -6,7 +6,7 @@ A column of a tile is the float32 bits of its score S', or None where it is sele
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 from tests.independent import float32
@@ -23,6 +23,7 @@ def whole(x: int) -> int:
     return float32.nearest(Fraction(x))
 
 
+@lru_cache(maxsize=1 << 14)
 def rounded_up(score: int, c: int) -> int:
     """n = ceil(S' c): NaN for NaN and +inf, +0 for zero."""
     t = float32.multiply(score, c)

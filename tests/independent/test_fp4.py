@@ -24,7 +24,7 @@ def test_power_of_two_scales_by_hand() -> None:
 
 def test_ue4m3_scales_by_hand() -> None:
     """2688 is the largest amax of a token with byte 127; its block's scale is 448, of 6 it is 1."""
-    found = fp4.ue4m3_row(row(*[2688.0] * 16, *[6.0, -3.0] * 8, *[-0.0] * 16))
+    found = fp4.ue4m3_row(row(*[2688.0] * 16, *[6.0, -3.0] * 8) + [float32.SIGN] * 16)
     assert found.token == 127
     assert found.scales == [0x7E, 0x38, 0]
     assert found.codes == [7] * 16 + [7, 13] * 8 + [8] * 16
