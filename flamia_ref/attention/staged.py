@@ -74,7 +74,7 @@ def forward_from_operands(
     sink: Any = None,
     trace: Iterable[Any] = (),
 ) -> Forward:
-    """`attention.forward` from the codes and scales of q, k and v; keywords, result and errors are those of `forward`."""
+    """`attention.forward` from codes and scales of q, k and v; keywords, result and errors are those of `forward`."""
     recipe = _checked_operands(operands, _FORWARD)
     check_computed(recipe)
     wanted = check_trace(trace, forward_stages(recipe), recipe)

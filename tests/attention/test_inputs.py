@@ -41,7 +41,7 @@ BAD = [
     ({"recipe": 3}, TypeError, "recipe is 3; it must be a Recipe or a name"),
     ({"trace": ("p.codes",)}, ValueError, "unknown stage 'p.codes'; did you mean"),
     ({"trace": "scores"}, ValueError, "unknown stage 'scores'"),
-    ({"trace": (("s", 0),)}, ValueError, "unknown stage"),
+    ({"trace": (("s", 0),)}, (TypeError, ValueError), "trace has the tile 0 of 's'; it must be"),
     ({"causal": 1}, TypeError, "causal is 1; it must be True or False"),
     ({"causal": None}, TypeError, "causal is None"),
     ({"softmax_scale": 0}, ValueError, "softmax_scale is 0.0; it must be finite and above 0"),

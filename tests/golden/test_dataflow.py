@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from flamia_ref.attention import RECIPES, Recipe, Use
+from flamia_ref.attention.product import Scope
 from flamia_ref.attention.stages import backward_stages, forward_stages
 from flamia_ref.golden.cases import CaseSpec
 from flamia_ref.golden.dataflow import GRADIENTS, INPUTS, OUTPUTS, Dataflow, dataflow, visible_pairs
@@ -14,6 +15,7 @@ from flamia_ref.golden.stage import Role
 from tests.golden.packs import spec
 
 FOLDED = "flamia-mxfp8-folded"
+FP4, UE4M3 = "flamia-nvfp4-fp8", "flamia-nvfp4-fp8-ue4m3"
 
 # Names by the documentation of the trace, in dataflow order, without inputs, outputs, tiled scales.
 TRACED = {
@@ -48,6 +50,18 @@ TRACED = {
         "q.scales q.codes k.scales k.codes v.scales v.codes s row_max p p.o.codes row_sum o",
         "do.scales do.codes delta dp p.dv p.dv.scales p.dv.codes ds ds.scales ds.codes",
     ),
+    FP4: (
+        "q.s.scales q.s.codes k.s.scales k.s.codes v.scales v.codes "
+        "s row_max p p.o.scales p.o.codes row_sum o",
+        "q.dk.scales q.dk.codes k.dq.scales k.dq.codes do.scales do.codes "
+        "delta dp p.dv p.dv.scales p.dv.codes ds ds.dq.scales ds.dq.codes ds.dk.scales ds.dk.codes",
+    ),
+    UE4M3: (
+        "q.s.token_scales q.s.scales q.s.codes k.s.token_scales k.s.scales k.s.codes "
+        "v.scales v.codes s row_max p p.o.scales p.o.codes row_sum o",
+        "q.dk.scales q.dk.codes k.dq.scales k.dq.codes do.scales do.codes "
+        "delta dp p.dv p.dv.scales p.dv.codes ds ds.dq.scales ds.dq.codes ds.dk.scales ds.dk.codes",
+    ),
 }
 
 # Scales and their tiled forms in a case of 2, 0 and 35 tokens, 2 heads over 1, 160 channels: 3 blocks
@@ -56,6 +70,23 @@ TRACED = {
 TOKEN = (37, 2, 1)
 TILED = {2: (2, 1, 2, 512), 1: (1, 1, 2, 512)}  # by heads
 TRANSPOSED = {2: (2, 2, 1, 512), 1: (1, 2, 1, 512)}
+# In FP4 there are 10 blocks of 16 channels, which take 3 tiles of 4.
+OF_FP4 = {
+    "q.s.scales": (37, 2, 10),
+    "q.s.scales.tiled.2": (2, 1, 3, 512),
+    "k.s.scales": (37, 1, 10),
+    "k.s.scales.tiled.2": (1, 1, 3, 512),
+    "v.scales": (37, 1, 1),
+    "v.scales.tiled.2": TILED[1],
+    "p.o.scales.2": (2, 35, 2),
+    "q.dk.scales": TOKEN,
+    "k.dq.scales": (37, 1, 1),
+    "do.scales": TOKEN,
+    "do.scales.tiled.2": TILED[2],
+    "p.dv.scales.2": (2, 2, 35),
+    "ds.dq.scales.2": (2, 35, 2),
+    "ds.dk.scales.2": (2, 2, 35),
+}
 SCALES = {
     "bf16-fa4": {},
     "cudnn-mxfp8": {
@@ -133,6 +164,8 @@ SCALES = {
         "p.dv.scales.2": (2, 2, 2),
         "ds.scales.2": (2, 2, 2),
     },
+    FP4: OF_FP4,
+    UE4M3: {"q.s.token_scales": TOKEN, "k.s.token_scales": (37, 1, 1), **OF_FP4},
 }
 
 
@@ -245,6 +278,30 @@ def test_layouts_in_words() -> None:
         "row-major [kv_heads, channel_tiles, token_block_tiles, bytes], "
         "scales of 128x4 tiles, channels by blocks of 32 tokens, padding 0"
     )
+    stages = flow(FP4).stages
+    assert stages["q.s.scales"].layout == (
+        "row-major [tokens, heads, channel_blocks], blocks of 16 channels"
+    )
+    assert stages["q.s.codes"].layout == "row-major [tokens, heads, head_dim]"
+    assert stages["q.s.scales.tiled"].layout == (
+        "row-major [heads, token_tiles, channel_block_tiles, bytes], "
+        "scales of 128x4 tiles, tokens by blocks of 16 channels, padding 0"
+    )
+
+
+@pytest.mark.parametrize(("name", "of_block"), [(FP4, "F8_E8M0"), (UE4M3, "F8_UE4M3")])
+def test_what_the_bits_of_fp4_mean(name: str, of_block: str) -> None:
+    stages = flow(name).stages
+    for tensor, later in (("q", "dk"), ("k", "dq")):
+        found = {key: stages[f"{tensor}.{key}"].view for key in ("s.codes", "s.scales")}
+        assert found == {"s.codes": "F4_E2M1", "s.scales": of_block}
+        assert stages[f"{tensor}.s.scales.tiled"].view == of_block
+        assert stages[f"{tensor}.{later}.codes"].view == "F8_E4M3"
+        assert stages[f"{tensor}.{later}.scales"].view == "F8_E8M0"
+        assert (f"{tensor}.s.token_scales" in stages) == (name == UE4M3)
+    assert {stage.view.dtype for stage in stages.values() if stage.name[1:4] == ".s."} == {
+        np.dtype(np.uint8)
+    }
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -323,6 +380,27 @@ PARENTS = {
         "dv": "p.dv.scales p.dv.codes do.scales do.codes",
         "ds.scales": "ds",
     },
+    FP4: {
+        "q.s.scales": "q",
+        "q.s.codes": "q q.s.scales",
+        "s": "q.s.scales q.s.codes k.s.scales k.s.codes",
+        "q.dk.scales": "q.s.scales q.s.codes",
+        "q.dk.codes": "q.s.scales q.s.codes q.dk.scales",
+        "k.dq.codes": "k.s.scales k.s.codes k.dq.scales",
+        "ds.dq.codes": "ds k.dq.scales ds.dq.scales",
+        "ds.dk.codes": "ds q.dk.scales ds.dk.scales",
+        "dq": "ds.dq.scales ds.dq.codes k.dq.codes",
+        "dk": "ds.dk.scales ds.dk.codes q.dk.codes",
+    },
+    UE4M3: {
+        "q.s.token_scales": "q",
+        "q.s.scales": "q q.s.token_scales",
+        "q.s.codes": "q q.s.token_scales q.s.scales",
+        "s": "q.s.token_scales q.s.scales q.s.codes k.s.token_scales k.s.scales k.s.codes",
+        "q.dk.scales": "q.s.token_scales q.s.scales q.s.codes",
+        "k.dq.codes": "k.s.token_scales k.s.scales k.s.codes k.dq.scales",
+        "dk": "ds.dk.scales ds.dk.codes q.dk.codes",
+    },
 }
 
 
@@ -331,6 +409,71 @@ def test_what_a_stage_is_computed_from(name: str) -> None:
     stages = flow(name).stages
     for stage, parents in PARENTS[name].items():
         assert set(stages[stage].parents) == set(parents.split()), stage
+
+
+def knobs(name: str, **changes: dict[str, Any]) -> Recipe:
+    """A recipe with other fields of its softmax, its gradient, its tiles."""
+    given = RECIPES[name]
+    parts = {part: replace(getattr(given, part), **fields) for part, fields in changes.items()}
+    return replace(given, name="mine", **parts)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "stage", "parents"),
+    [
+        (
+            knobs(FOLDED, softmax={"row_sum_of": "codes"}),
+            "row_sum",
+            "p.o.scales p.o.codes v.scales row_max",
+        ),
+        (knobs("flamia-mxfp8", softmax={"row_sum_of": "codes"}), "row_sum", "p p.o.codes row_max"),
+        (knobs(FOLDED, gradient={"delta_source": "unrounded_out"}), "delta", "dout lse o"),
+        (
+            knobs(FOLDED, gradient={"delta_source": "quantized_dout"}),
+            "delta",
+            "do.scales do.codes out",
+        ),
+        (knobs("bf16-fa4", gradient={"delta_source": "quantized_dout"}), "delta", "dout out"),
+        (knobs(FOLDED, gradient={"delta_source": "p_dp"}), "delta", "p.dv dp lse"),
+        (knobs("cudnn-mxfp8", gradient={"delta_source": "p_dp"}), "delta", "p.dv dp"),
+        (
+            knobs(FOLDED, gradient={"p_for_dv": "forward"}),
+            "p.dv.codes",
+            "p.o.scales p.o.codes v.scales row_max lse do.scales p.dv.scales",
+        ),
+        (
+            knobs("flamia-mxfp8", gradient={"p_for_dv": "forward"}),
+            "p.dv.scales",
+            "p p.o.codes row_max lse do.scales",
+        ),
+        (
+            replace(RECIPES["flamia-mxfp8"], name="mine", guard_operands="codes"),
+            "s",
+            "q.scales q.codes k.scales k.codes",
+        ),
+        (
+            replace(RECIPES["flamia-mxfp8"], name="mine", guard_operands="codes"),
+            "dq",
+            "ds.dq.scales ds.dq.codes ds k.scales k.codes",
+        ),
+    ],
+)
+def test_what_a_stage_is_computed_from_with_other_knobs(
+    recipe: Recipe, stage: str, parents: str
+) -> None:
+    stages = dataflow(recipe).stages
+    assert set(stages[stage].parents) == set(parents.split())
+    order = list(stages)
+    assert all(order.index(parent) < order.index(stage) for parent in stages[stage].parents)
+
+
+def test_a_static_scale_is_no_stage() -> None:
+    fields = {"format": "e4m3", "block": None, "scope": Scope.STATIC, "static_scale": 120}
+    stages = dataflow(changed("s", "left", "cudnn-mxfp8", **fields)).stages
+    assert stages["q.s.codes"].parents == ("q",)
+    assert stages["q.s.codes"].view == "F8_E4M3"
+    assert "q.s.scales" not in stages
+    assert set(stages["s"].parents) == {"q.s.codes", "k.s.scales", "k.s.codes"}
 
 
 def test_a_stage_with_nothing_given_before_it_has_all_suspects() -> None:
@@ -417,6 +560,14 @@ def changed(product: str, side: str, recipe: str = FOLDED, **fields: Any) -> Rec
             "p.o has format 'fp16'; packs hold e4m3, bf16",
         ),
         (replace(RECIPES[FOLDED], output="fp16"), "input bf16 and output fp16; packs hold bf16"),
+        (
+            knobs(FOLDED, tiles={"splits": 2}),
+            "splits the keys 2 times; packs hold the stages of one",
+        ),
+        (
+            changed("dk", "right", FP4, promoted_from=Use.S_K),
+            "dk.q is promoted from s.k, which is no copy of q",
+        ),
     ],
 )
 def test_recipes_that_packs_cannot_hold(recipe: Recipe, message: str) -> None:

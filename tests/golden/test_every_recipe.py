@@ -83,6 +83,57 @@ def difference(case: golden.Case, name: str, index: tuple[int, ...]) -> Differen
     return first.first
 
 
+FP4, UE4M3 = "flamia-nvfp4-fp8", "flamia-nvfp4-fp8-ue4m3"
+
+
+@pytest.mark.parametrize("recipe", [FP4, UE4M3])
+def test_fp4_comes_one_code_a_byte_in_its_type_or_as_bytes(every: golden.Pack, recipe: str) -> None:
+    case = every[f"tiny.{recipe}"]
+    given = results(case)
+    for name in ("q.s.codes", "k.s.codes"):
+        given[name] = given[name].view(ml_dtypes.float4_e2m1fn)
+    assert golden.check(case, {case.name: given}).passed
+    given["q.s.codes"] = results(case)["k.s.codes"].view(ml_dtypes.float8_e4m3fn)
+    (result,) = golden.check(case, {case.name: given}).cases
+    assert result.status is Status.DTYPE
+
+
+@pytest.mark.parametrize(("code", "value"), [(0x0F, "-6.0"), (0x10, "nan"), (0xFF, "nan")])
+def test_a_byte_beyond_fp4_is_a_mismatch_and_no_number(
+    every: golden.Pack, code: int, value: str
+) -> None:
+    case = every[f"tiny.{FP4}"]
+    given = results(case)
+    given["q.s.codes"][36, 1, 20] = code
+    first = golden.check(case, {case.name: given}).cases[0].first
+    assert first is not None
+    assert first.first is not None
+    assert first.first.element.actual is not None
+    assert (first.first.element.actual.bits, first.first.element.actual.value) == (
+        f"0x{code:02x}",
+        value,
+    )
+
+
+def test_scales_with_a_mantissa_are_read_as_such(every: golden.Pack) -> None:
+    case = every[f"tiny.{UE4M3}"]
+    given = results(case)
+    given["q.s.scales"][36, 1, 1] = 0x44  # 2^(8 - 7) (1 + 4 / 8)
+    given["k.s.scales"][0, 0, 0] = 0x80  # a sign, which the format has not
+    first, second = (
+        next(
+            one for one in golden.check(case, {case.name: given}).cases[0].tensors if one.name == x
+        )
+        for x in ("q.s.scales", "k.s.scales")
+    )
+    assert first.first is not None
+    assert first.first.element.actual is not None
+    assert first.first.element.actual.value == "3.0"
+    assert second.first is not None
+    assert second.first.element.actual is not None
+    assert second.first.element.actual.value == "nan"
+
+
 # The documents have 2, 0 and 35 tokens: blocks of 32 tokens are 1, 0 and 2, of tokens 0 to 1, 2 to 33
 # and 34 to 36. One block of 32 channels.
 PLACES: list[tuple[str, str, tuple[int, ...], Mapping[str, int | str]]] = [
@@ -177,6 +228,71 @@ PLACES: list[tuple[str, str, tuple[int, ...], Mapping[str, int | str]]] = [
             "channels": "0 to 31",
         },
     ),
+    (  # FP4 has two blocks of 16 channels
+        FP4,
+        "q.s.scales",
+        (36, 1, 1),
+        {
+            "document": 2,
+            "head": 1,
+            "token": 36,
+            "position": 34,
+            "tile": 0,
+            "block": 1,
+            "channels": "16 to 31",
+        },
+    ),
+    (
+        FP4,
+        "k.s.scales.tiled.2",  # token 33 of the document is in row 33, byte 1 * 16 + 1 * 4 + 1
+        (0, 0, 0, 21),
+        {
+            "document": 2,
+            "kv head": 0,
+            "token": 35,
+            "position": 33,
+            "tile": 0,
+            "block": 1,
+            "byte": 21,
+        },
+    ),
+    (
+        FP4,
+        "k.s.scales.tiled.2",  # block 2, which the token has not
+        (0, 0, 0, 22),
+        {"document": 2, "kv head": 0, "row": 33, "column": 2, "in": "the padding"},
+    ),
+    (
+        UE4M3,
+        "q.s.token_scales",
+        (36, 1, 0),
+        {
+            "document": 2,
+            "head": 1,
+            "token": 36,
+            "position": 34,
+            "tile": 0,
+            "block": 0,
+            "channels": "0 to 31",
+        },
+    ),
+    *(
+        (
+            FP4,
+            name,
+            (36, 1, 20),
+            {
+                "document": 2,
+                "head": 1,
+                "token": 36,
+                "position": 34,
+                "tile": 0,
+                "block": block,
+                "channel": 20,
+            },
+        )
+        for name, block in (("q.s.codes", 1), ("q.dk.codes", 0))
+    ),
     (
         "cudnn-mxfp8",
         "ds.dk.scales.2",
@@ -268,6 +384,9 @@ SCALED: list[tuple[str, str, tuple[int, ...], str, tuple[int, ...]]] = [
     ("cudnn-mxfp8", "ds.dq.codes.2", (1, 34, 33), "ds.dq.scales.2", (1, 34, 1)),
     ("cudnn-mxfp8", "ds.dk.codes.2", (1, 34, 33), "ds.dk.scales.2", (1, 1, 33)),
     ("flamia-mxfp8-unguarded", "p.dv.codes.2", (0, 32, 31), "p.dv.scales.2", (0, 1, 0)),
+    (FP4, "q.s.codes", (36, 1, 20), "q.s.scales", (36, 1, 1)),
+    (UE4M3, "k.s.codes", (36, 0, 15), "k.s.scales", (36, 0, 0)),
+    (FP4, "k.dq.codes", (36, 0, 20), "k.dq.scales", (36, 0, 0)),
 ]
 
 # Scales, and the first code under them.
@@ -281,6 +400,9 @@ UNDER: list[tuple[str, str, tuple[int, ...], str, tuple[int, ...]]] = [
     ("cudnn-mxfp8", "ds.dq.scales.2", (1, 34, 1), "ds.dq.codes.2", (1, 34, 32)),
     ("cudnn-mxfp8", "ds.dk.scales.2", (1, 1, 33), "ds.dk.codes.2", (1, 32, 33)),
     ("flamia-mxfp8-unguarded", "ds.scales.2", (0, 1, 0), "ds.codes.2", (0, 32, 0)),
+    (FP4, "q.s.scales", (36, 1, 1), "q.s.codes", (36, 1, 16)),
+    (UE4M3, "k.s.scales.tiled.2", (0, 0, 0, 21), "k.s.codes", (35, 0, 16)),
+    (UE4M3, "q.s.token_scales", (36, 1, 0), "q.s.codes", (36, 1, 0)),
 ]
 
 
@@ -295,7 +417,7 @@ def test_a_code_stands_beside_its_scale_and_a_scale_beside_its_first_code(
 ) -> None:
     case = every[f"tiny.{recipe}"]
     found = difference(case, name, index)
-    beside = found.code if ".scales" in name else found.scale
+    beside = found.code if "scales" in name else found.scale
     assert beside is not None
     assert beside.actual == beside.expected
     assert beside.expected.bits == f"0x{int(case.tensors[other][place]):02x}"
@@ -309,7 +431,7 @@ def test_a_code_stands_beside_its_scale_and_a_scale_beside_its_first_code(
     assert first is not None
     assert first.first is not None
     if first.name == name:  # scales come first
-        marked = first.first.code if ".scales" in name else first.first.scale
+        marked = first.first.code if "scales" in name else first.first.scale
         assert marked is not None
         assert marked.actual is not None
         assert marked.actual.bits == f"0x{int(case.tensors[other][place]) ^ 0x55:02x}"
