@@ -1,6 +1,6 @@
-"""Write docs/recipes.md: the recipes side by side, and which consistency properties each has.
+"""Write docs/recipes.md: the recipes side by side, which consistency properties each has, and what they cost.
 
-Run from the root of the checkout, a minute: python docs/tables.py
+Run from the root of the checkout, two minutes: python docs/tables.py
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from flamia_ref.attention import RECIPES, Recipe  # noqa: E402
+from flamia_ref.attention import RECIPES, Recipe, bytes_kept, safeguards  # noqa: E402
 from flamia_ref.attention import consistency as checks  # noqa: E402
 from flamia_ref.attention.description import form  # noqa: E402
 from flamia_ref.attention.findings import TITLES, Consistency, Verdict  # noqa: E402
@@ -36,18 +36,21 @@ the docstring of its module in `flamia_ref/attention/recipes/`.
 
 `flamia-ref recipes check NAME` measures these and says what it found, also of a recipe in a JSON file. The inputs are
 fixed: bell-shaped values and values of wide exponents, bfloat16, in packed documents of 150, 1 and 45 tokens, 2 query
-heads, 1 key/value head, head_dim 64.
+heads, 1 key/value head, head_dim 64; where keys are other tokens than queries, 45, 0 and 150 of them.
 
 | name | property |
 |---|---|
 """
 
 EXPLANATION = """
-- C2 looks at every element of q, k, v and dO as its two products take it. Scales are powers of two, so two blocks give
-  an element one value, unless it is so small in one of them that e4m3 loses bits: that is rare in bell-shaped values.
+- C2 looks at every element of q, k, v and dO as its two products take it. Where scales are powers of two, two blocks
+  give an element one value, unless it is so small in one of them that e4m3 loses bits: that is rare in bell-shaped
+  values. An element in FP4 with a UE4M3 scale has up to 6 significant bits, and e4m3 holds 4.
 - The gradient test evaluates the backward that the recipe's data describe in float64, quantizers and roundings the
-  identity, and compares it with the exact gradient of the forward; 1e-12 of the largest element is allowed. The
-  passes that compute bits are held to an implementation of their own, in `tests/independent/`.
+  identity, and compares it with the exact gradient of the forward: causal and full, with windows, with other keys than
+  queries in both alignments, with a soft cap and with a sink. 1e-12 of the largest element is allowed. The passes that
+  compute bits are held to an implementation of their own, in `tests/independent/`.
+- Packing is tried causal, full, and with other keys, a window, a soft cap and a sink.
 - The evidence of a recipe is the weakest of its steps; that of each step is in the recipe.
 
 Prefixes that change with the tokens after them, causal. Bell-shaped values hide what the public witness of MXFP8's leak
@@ -75,7 +78,45 @@ USES = """
 
 Format, rows x columns of the block that shares a scale, and where the scale goes. *same as* another use: the codes are
 those, nothing is quantized twice. *folded*: the other operand of the product takes the scale in before it is quantized.
-*guarded*: blocks of 32 queries by 32 keys with a visible and a masked pair run in bfloat16, both operands.
+*guarded*: blocks of 32 queries by 32 keys with a visible and a masked pair run in bfloat16, both operands. *promoted
+from* another use: the values of its codes, in another element and with another scale.
+"""
+
+KEPT_TOKENS, KEPT_CHANNELS = 8192, 128
+BYTES = f"""
+## Bytes kept for the backward
+
+Codes and scales of q, k and v that the backward reads, in bytes for one token and one head of each, with
+head_dim {KEPT_CHANNELS}: each copy once and without padding, FP4 two codes a byte. cuDNN's kernels read two copies of q
+and two of k, and in the backward one of the two that they make of v. A promoted copy follows from the one that it is
+promoted from and need not be kept. dO's copies are made in the backward.
+
+*Guards*: the bfloat16 values of q, k and v that guarded blocks read besides. *Of cuDNN's*: both sums, relative to that
+of `cudnn-mxfp8`. *Laid out*: kept codes and scales in the orientations that kernels load, each document filled up to
+128 rows, here one of {KEPT_TOKENS} tokens. Every recipe keeps out and lse besides. `attention.bytes_kept` counts other
+shapes.
+
+"""
+
+ALIKE = """
+The same in all of them, *-* where there is none:
+
+"""
+
+COST_LENGTHS = (200, 2048, 8192, 32768)
+COST = """
+## Cost of safeguards
+
+What keeps each use from a scale that its outputs may not depend on. *none*: tokens that may not know of each other
+share one. *per token*: the scale is of one token, over channels. *zero-fill by select*: masked pairs are 0 before the
+scale is taken, and a block holds pairs of one query or of one key.
+
+"""
+SHARES = """
+The share of all multiply-accumulates, six products together, that leaves low precision: causal, one document of so many
+tokens, of the blocks of 32 queries by 32 keys with a visible pair. *Extra operands*: inputs that are read in bfloat16
+besides their codes. `attention.safeguards` counts other documents and masks.
+
 """
 
 
@@ -122,6 +163,10 @@ def use_cell(recipe: Recipe, use: Use) -> str:
     words = [form(operand)]
     if operand.same_codes_as is not None:
         words = [f"same as {operand.same_codes_as}"]
+    if operand.promoted_from is not None:
+        words.append(f"promoted from {operand.promoted_from}")
+    if operand.scope is Scope.PREVIOUS_BLOCK:
+        words.append("scale of the block before")
     if operand.scope is Scope.STATIC:
         words.append(f"scale 2^{operand.static_scale - 127}")
     if operand.scale_folded_into is not None:
@@ -149,12 +194,58 @@ def knob_rows(recipes: Mapping[str, Recipe]) -> Iterable[str]:
         return "-" if value is None else str(value)
 
     parts = ("softmax", "gradient", "tiles", "s", "o", "dp", "dv", "dq", "dk")
+    alike = []
+    yield head(["part", *(f"`{name}`" for name in recipes)])
     for part in parts:
         columns = [dict(leaves(getattr(recipe, part), part)) for recipe in recipes.values()]
         for path in columns[0]:
             values = [shown(column[path]) for column in columns]
-            if set(values) != {"-"}:
+            if len(set(values)) > 1:
                 yield row([f"`{path}`", *values])
+            else:
+                alike.append((path, values[0]))
+    yield ALIKE + head(["part", "all recipes"])
+    yield from (row([f"`{path}`", value]) for path, value in alike)
+
+
+def bytes_rows(recipes: Mapping[str, Recipe]) -> Iterable[str]:
+    """A row for each recipe with the bytes of what its backward reads."""
+    tensors = ("q", "k", "v", "do")
+    shape = {"lengths": [KEPT_TOKENS], "head_dim": KEPT_CHANNELS}
+    kept = {name: bytes_kept(recipe, **shape) for name, recipe in recipes.items()}
+
+    def guards(name: str) -> int:
+        return sum(size for tensor, size in kept[name].guards.items() if tensor != "do")
+
+    yield head(["recipe", "q", "k", "v", "dO", "q, k, v", "guards", "of cuDNN's", "laid out"])
+    for name, found in kept.items():
+        numbers = [
+            *(found.per_token_and_head(tensor) for tensor in tensors),
+            found.kept / KEPT_TOKENS,
+            guards(name) / KEPT_TOKENS,
+        ]
+        ratio = (found.kept + guards(name)) / kept["cudnn-mxfp8"].kept
+        cells = [*(f"{number:g}" for number in numbers), f"{ratio:.2f}"]
+        yield row([f"`{name}`", *cells, f"{found.kept_padded / KEPT_TOKENS:g}"])
+
+
+def safeguard_rows(recipes: Mapping[str, Recipe]) -> Iterable[str]:
+    """A row for each use with the safeguards of all recipes."""
+    columns = [safeguards(recipe, lengths=[1]) for recipe in recipes.values()]
+    yield head(["use", *(f"`{name}`" for name in recipes)])
+    for uses in zip(*columns, strict=True):
+        yield row([f"`{uses[0].use}`", *(str(one.safeguard) for one in uses)])
+
+
+def cost_rows(recipes: Mapping[str, Recipe]) -> Iterable[str]:
+    """A row for each recipe with what its safeguards read and compute besides."""
+    yield head(["recipe", "extra operands", *(f"{length} tokens" for length in COST_LENGTHS)])
+    for name, recipe in recipes.items():
+        found = [safeguards(recipe, lengths=[length]) for length in COST_LENGTHS]
+        extra = dict.fromkeys(tensor for one in found[0] for tensor in one.extra_operands)
+        shown = ", ".join("dO" if tensor == "do" else tensor for tensor in extra) or "-"
+        shares = (sum(one.high_precision for one in uses) / len(uses) for uses in found)
+        yield row([f"`{name}`", shown, *(f"{100 * float(share):.3g}%" for share in shares)])
 
 
 def data_sections(recipes: Mapping[str, Recipe]) -> str:
@@ -164,7 +255,9 @@ def data_sections(recipes: Mapping[str, Recipe]) -> str:
     for use in Use:
         cells = (use_cell(recipe, use) for recipe in recipes.values())
         lines.append(row([f"`{use}`", *cells]))
-    lines += ["\n## Everything else\n\n", head(["part", *names]), *knob_rows(recipes)]
+    lines += [BYTES, *bytes_rows(recipes), COST, *safeguard_rows(recipes)]
+    lines += [SHARES, *cost_rows(recipes)]
+    lines += ["\n## Everything else\n\n", *knob_rows(recipes)]
     return "".join(lines)
 
 

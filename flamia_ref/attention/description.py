@@ -27,6 +27,8 @@ def summary(recipe: Recipe) -> str:
         ordered = sorted(uses, key=lambda use: use not in OVER_CHANNELS)
         operands = [recipe.operand(use) for use in ordered]
         text = " and ".join(dict.fromkeys(map(form, operands)))
+        if any(operand.promoted_from for operand in operands):
+            text += ", promoted"
         if any(operand.scale_folded_into for operand in operands):
             text += ", folded"
         if any(operand.guard is not Guard.NONE for operand in operands):

@@ -191,8 +191,8 @@ def backward(
             dp = tensors[Use.DP_DO].values[row] @ tensors[Use.DP_V].values[key].T
             of_dout = tensors[Use.DP_DO].values if knobs.delta_source == "quantized_dout" else dout
             terms = of_dout[row] * out[row]
-            if knobs.delta_source == "p_dp":
-                terms = np.where(seen, p * dp, 0)
+            if knobs.delta_source == "p_dp":  # P and dP have inverse factors of dO's
+                terms = np.where(seen, p * dp, 0) * np.exp2(below - r[part.head, part.rows, None])
             delta = terms.sum(axis=1, keepdims=True)
             ds = np.where(seen, p * (dp - delta) * inside * slope, 0)
             if knobs.p_for_dv == "forward":

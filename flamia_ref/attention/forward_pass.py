@@ -301,40 +301,15 @@ class ForwardRun(Run):
 
     def _row_bases(self) -> Array:
         """What the P of each row and key tile is relative to, [heads, tokens, key tiles], 0 where none was computed."""
-        xp = self.layout
-        size = [
-            self.size.of(*x)
-            for x in zip(self.mask.queries.lengths, self.mask.keys.lengths, strict=True)
-        ]
-        counts = [
-            -(-keys // columns)
-            for keys, (_, columns) in zip(self.mask.keys.lengths, size, strict=True)
-        ]
-        most = max(counts, default=0)
-        parts = []
-        for index, (document, (rows, columns)) in enumerate(
-            zip(self.mask.queries, size, strict=True)
-        ):
-            length = document.stop - document.start
-            zeros = xp.zeros((rows,), dtype=np.uint32)
-            planes = (
-                [
-                    xp.stack(
-                        [
-                            xp.concatenate(
-                                [
-                                    self.bases.get((index, head, first, tile * columns), zeros)
-                                    for first in range(0, length, rows)
-                                ]
-                            )[:length]
-                            for tile in range(most)
-                        ],
-                        axis=-1,
-                    )
-                    for head in range(self.heads)
-                ]
-                if length and most
-                else [xp.zeros((length, most), dtype=np.uint32)] * self.heads
-            )
-            parts.append(xp.stack(planes))
-        return xp.concatenate(parts, axis=1)
+        queries, keys = self.mask.queries, self.mask.keys
+        tiles = max((-(-length // self.size.key) for length in keys.lengths), default=0)
+        place = np.zeros((self.heads, self.tokens, tiles), dtype=np.int32)
+        parts, filled = [self.layout.zeros((1,), dtype=np.uint32)], 1
+        for (document, head, first, key_first), base in self.bases.items():
+            begin = queries.offsets[document] + first
+            end = min(begin + len(base), queries.offsets[document + 1])
+            _, columns = self.size.of(queries.lengths[document], keys.lengths[document])
+            place[head, begin:end, key_first // columns] = np.arange(filled, filled + end - begin)
+            parts.append(base)
+            filled += len(base)
+        return _backend.gather(self.layout.concatenate(parts), place)

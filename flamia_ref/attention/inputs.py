@@ -158,13 +158,25 @@ def checked_softcap(softcap: Any) -> float | None:
         raise TypeError("softcap is traced; it is part of the program's constants, pass a float")
     if isinstance(softcap, bool) or not isinstance(softcap, (int, float, np.floating)):
         raise TypeError(f"softcap is {shown(softcap)}; it must be a float, or None")
-    with np.errstate(over="ignore"):
-        value = np.float32(float(softcap))
-    if not np.finfo(np.float32).tiny <= value < np.inf:
+    try:
+        cap = float(softcap)
+    except OverflowError:
+        cap = math.inf
+    if not _is_normal(_narrowed(cap)):
         raise ValueError(
             f"softcap is {shown(softcap)}; it must be finite and above 0, a normal float32"
         )
-    return float(softcap)
+    return cap
+
+
+def _narrowed(x: float) -> np.float32:
+    """`x` in float32, infinite if it is too large."""
+    with np.errstate(over="ignore", under="ignore"):
+        return np.float32(x)
+
+
+def _is_normal(x: np.float32) -> bool:
+    return bool(np.finfo(np.float32).tiny <= x < np.inf)
 
 
 def checked_array(name: str, x: Any) -> Any:
@@ -217,16 +229,16 @@ def check_dout(dout: Any, q: Any, v: Any, dtypes: Iterable[np.dtype[Any]]) -> No
 def factors(shape: Shape, softmax: Softmax, rounding: ScoreFactor) -> Factors:
     """The constants between S and the exponent as float32 bits, c rounded as `rounding` says."""
     if shape.softcap is not None:
-        before = np.float32(shape.softmax_scale / shape.softcap)
-        if not np.finfo(np.float32).tiny <= before < np.inf:
+        before = _narrowed(shape.softmax_scale / shape.softcap)
+        if not _is_normal(before):
             raise ValueError(
                 f"softmax_scale is {shape.softmax_scale!r} and softcap {shape.softcap!r}; their quotient must be a"
                 " normal float32"
             )
         return Factors(LOG2_E, _word(before), _word(np.float32(shape.softcap)))
     if softmax.score == "scaled":
-        before = np.float32(shape.softmax_scale)
-        if not np.finfo(np.float32).tiny <= before < np.inf:
+        before = _narrowed(shape.softmax_scale)
+        if not _is_normal(before):
             raise _bad_score_factor(shape.softmax_scale)
         return Factors(LOG2_E, _word(before))
     return Factors(score_factor(shape.softmax_scale, rounding))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -9,12 +10,13 @@ import numpy as np
 
 from flamia_ref import _backend
 from flamia_ref._backend import Array
-from flamia_ref._errors import unknown_name
+from flamia_ref._errors import shown, unknown_name
 from flamia_ref.attention import inputs
 from flamia_ref.attention.product import Operand, Scope
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.stages import kept_for_backward
 from flamia_ref.formats import PRESETS
+from flamia_ref.packing import Mask
 
 # Of lse, and of S relative to its terms: for what is no operand's rounding.
 _SCORE_MARGIN = 0.05
@@ -73,8 +75,12 @@ def check_results(
     if 0 in (heads, channels):
         raise ValueError(f"out has shape {tuple(out.shape)}; heads and head_dim must be at least 1")
     inputs.check_sink(sink, heads)
+    if saved is not None and not isinstance(saved, Mapping):
+        raise TypeError(f"saved is {shown(saved)}; it must be a mapping of names to arrays")
     given = {"out": out, "lse": lse} | ({} if sink is None else {"sink": sink})
-    inputs.check_one_library(given | dict(saved or {}))
+    for name, x in (saved or {}).items():
+        given[f"saved[{name!r}]"] = inputs.checked_array(f"saved[{name!r}]", x)
+    inputs.check_one_library(given)
     mask = inputs.checked_mask(
         tokens,
         None,
@@ -86,7 +92,7 @@ def check_results(
     )
     scale = inputs.checked_scale(softmax_scale, channels if head_dim is None else head_dim)
     shape = inputs.Shape(mask, scale, inputs.checked_softcap(softcap))
-    _check_saved(saved or {}, recipe, out)
+    _check_saved(saved or {}, recipe, out, mask)
     bits = inputs.rounded_bits({"out": out})["out"]
     if _backend.on_host(out, lse):
         _check_pair(bits, _backend.host(lse))
@@ -96,7 +102,7 @@ def check_results(
     return KernelResults(values, lse, shape)
 
 
-def _check_saved(saved: Any, recipe: Recipe, out: Any) -> None:
+def _check_saved(saved: Any, recipe: Recipe, out: Any, mask: Mask) -> None:
     """Refuse what is not what the recipe keeps for its backward."""
     kept = kept_for_backward(recipe)
     missing = [name for name in kept if name not in saved]
@@ -112,10 +118,11 @@ def _check_saved(saved: Any, recipe: Recipe, out: Any) -> None:
         if np.dtype(x.dtype).newbyteorder("=") != np.float32:
             raise TypeError(f"saved[{name!r}] holds {np.dtype(x.dtype).name}; it must be float32")
         tokens, heads, _ = out.shape
-        wanted = tuple(out.shape) if name == "o" else (heads, tokens)
-        if tuple(x.shape)[: len(wanted)] != wanted:
+        tiles = max((-(-keys // recipe.tiles.key) for keys in mask.keys.lengths), default=0)
+        wanted = tuple(out.shape) if name == "o" else (heads, tokens, tiles)
+        if tuple(x.shape) != wanted:
             raise ValueError(
-                f"saved[{name!r}] has shape {tuple(x.shape)}; for this out it must begin with {wanted}"
+                f"saved[{name!r}] has shape {tuple(x.shape)}; for this out and these documents it must be {wanted}"
             )
 
 
@@ -151,7 +158,7 @@ def check_backward(q: Any, k: Any, v: Any, dout: Any, forward: Any) -> BackwardI
             f"the forward's out has shape {tuple(forward.out.shape)}, for these q and v it would be {wanted}; pass the"
             " inputs of that forward"
         )
-    _check_saved(forward.saved, forward.recipe, forward.out)
+    _check_saved(forward.saved, forward.recipe, forward.out, mask)
     arrays = {"q": q, "k": k, "v": v, "dout": dout}
     others = {"forward.out": forward.out, "forward.lse": forward.lse, **forward.saved}
     inputs.check_one_library(arrays | others)
@@ -227,7 +234,7 @@ def _check_belonging(bits: dict[str, Array], out: Array, lse: Array, forward: An
             repeated = np.repeat(k[keys], group, axis=1)
             score, error = _score(q[queries], repeated, rows, last[rows], forward)
             given = lse[:, queries].T[rows]
-            low = np.isfinite(given) & (given < score - error)
+            low = np.isfinite(given) & (given < score - error) & (np.abs(score) < _ROUNDED_LSE)
             if low.any():
                 row, head = (int(x[0]) for x in np.nonzero(low))
                 raise ValueError(

@@ -6,7 +6,7 @@ All of it is computed in float64 from codes, scales and float32 stages that the 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +42,8 @@ class Run(NamedTuple):
     backward: Backward
 
 
-def traced(recipe: Recipe, sample: Sample, *, causal: bool) -> Run:
-    """Run a recipe on a sample."""
+def traced(recipe: Recipe, sample: Sample, **attended: Any) -> Run:
+    """Run a recipe on a sample. `attended`: keywords of `forward`, which say how; keys are the queries' tokens."""
     cu_seqlens = np.array(sample.documents.offsets, dtype=np.int32)
     first = forward(
         sample.q,
@@ -51,8 +51,8 @@ def traced(recipe: Recipe, sample: Sample, *, causal: bool) -> Run:
         sample.v,
         recipe,
         cu_seqlens=cu_seqlens,
-        causal=causal,
         trace=forward_stages(recipe),
+        **attended,
     )
     second = backward(
         sample.q, sample.k, sample.v, sample.dout, first, trace=backward_stages(recipe)

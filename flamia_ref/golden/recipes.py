@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from flamia_ref._errors import Registry, line, shown
 from flamia_ref.evidence import Evidence
 from flamia_ref.golden.canonical import Reader
-from flamia_ref.golden.cases import LARGEST, PLAIN_NAME
+from flamia_ref.golden.cases import PLAIN_NAME
 from flamia_ref.golden.dataflow import Dataflow, dataflow
 
 if TYPE_CHECKING:
@@ -55,17 +55,21 @@ class RecipeEntry:
             flow = dataflow(recipe)
         except ValueError as error:
             raise ValueError(f"{reader.path}: {line(str(error))}") from error
-        query, key = recipe.tiles.query, recipe.tiles.key
-        if not (1 <= query <= LARGEST and 1 <= key <= LARGEST):
-            raise ValueError(f"{reader.path}: tiles of {query} queries and {key} keys do not exist")
         return cls(
-            recipe=data, dataflow=flow, evidence=recipe.label, query_tile=query, key_tile=key
+            recipe=data,
+            dataflow=flow,
+            evidence=recipe.label,
+            query_tile=recipe.tiles.query,
+            key_tile=recipe.tiles.key,
         )
 
 
 def provenance(numerics_version: int, recipes: Mapping[str, RecipeEntry]) -> Iterator[str]:
-    """Yield what a reader must know of a pack that another version, or another author, may have made."""
-    from flamia_ref.attention import RECIPES
+    """Yield what a reader must know of a pack that another version, or another author, may have made.
+
+    A recipe whose data lack fields that came later, and have their defaults, is the same recipe.
+    """
+    from flamia_ref.attention import RECIPES, Recipe
 
     if numerics_version != NUMERICS_VERSION:
         yield (
@@ -75,5 +79,5 @@ def provenance(numerics_version: int, recipes: Mapping[str, RecipeEntry]) -> Ite
     for name, entry in recipes.items():
         if name not in RECIPES:
             yield f"recipe {name} is none of this version's; its evidence is what its author claims"
-        elif RecipeEntry.of(RECIPES[name]) != entry:
+        elif Recipe.from_json(entry.recipe) != RECIPES[name]:
             yield f"recipe {name} of the pack is not this version's of that name"

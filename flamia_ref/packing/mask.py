@@ -17,6 +17,8 @@ ALIGNMENTS = ("bottom_right", "top_left")
 
 Window = tuple[int | None, int | None]
 
+_FAR = 2**31 - 1  # more keys than there are
+
 
 @dataclass(frozen=True, slots=True)
 class Mask:
@@ -142,4 +144,4 @@ def _side(window: Any, side: Any) -> int | None:
         raise ValueError(
             f"window is {shown(window)}; its sides must be 0 or more, None or -1 for all"
         )
-    return None if side == -1 else int(side)
+    return None if side == -1 else min(int(side), _FAR)

@@ -28,11 +28,10 @@ _SAMPLES: dict[str, tuple[Any, ...]] = {
     "format": _FORMATS,
     "block": (None, (1, "all"), (1, 16), (1, 32), (32, 1), (32, 32), ("all", 1)),
     "static_scale": (None, 0, 118, 119, 126, 127, 255),
-    "same_codes_as": (None, *Use),
-    "scale_folded_into": (None, *Use),
+    **dict.fromkeys(("same_codes_as", "scale_folded_into", "promoted_from"), (None, *Use)),
     "instruction": tuple(INSTRUCTIONS),
     "guard_instruction": (None, *INSTRUCTIONS),
-    **dict.fromkeys(("exp2", "log2", "reciprocal"), tuple(SPECIAL_MODELS)),
+    **dict.fromkeys(("exp2", "log2", "reciprocal", "tanh"), tuple(SPECIAL_MODELS)),
     "emulated": (None, _EMULATED),
     "period": (0, 8, 16),
     "count": (0, 2, 4, 17),
@@ -40,7 +39,9 @@ _SAMPLES: dict[str, tuple[Any, ...]] = {
     "stop": (0, 48, 64, 96, 128),
     "rescale_threshold": (-1, 0, 1, 4, 5, 8, 64, 65),
     "p_offset": (-1, 0, 1, 4, 5, 8, 9, 64, 65),
-    **dict.fromkeys(("query", "key"), (0, 32, 64, 128, 256)),
+    "mask_value": (None, 0.0, -8.0, -(2.0**100)),
+    **dict.fromkeys(("query", "key"), (0, 32, 64, 96, 100, 128, 256, 288)),
+    "splits": (0, 1, 2, 3, 257),
     **dict.fromkeys(("input", "output"), ("bf16", "fp16", "fp32", "e4m3")),
 }
 
@@ -49,7 +50,7 @@ def changes(part: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted paths with another value each, of everything in a recipe that decides bits."""
     hints = typing.get_type_hints(type(part))
     for field in dataclasses.fields(part):
-        if path == "" and field.name in ("name", "steps"):
+        if path == "" and field.name in ("name", "steps", "schedules"):
             continue
         here, value = f"{path}.{field.name}".lstrip("."), getattr(part, field.name)
         for other in _others(field.name, hints[field.name]):

@@ -13,7 +13,14 @@ import pytest
 from flamia_ref import attention
 from flamia_ref.attention import RECIPES
 
-SAFE = ("bf16-fa4", "cudnn-mxfp8-pv-bf16", "flamia-mxfp8", "flamia-mxfp8-folded")
+SAFE = (
+    "bf16-fa4",
+    "cudnn-mxfp8-pv-bf16",
+    "flamia-mxfp8",
+    "flamia-mxfp8-folded",
+    "flamia-nvfp4-fp8",
+    "flamia-nvfp4-fp8-ue4m3",
+)
 LEAKING = ("cudnn-mxfp8", "flamia-mxfp8-unguarded")
 LENGTHS = (37, 20)
 TRIALS = 12

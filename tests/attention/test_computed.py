@@ -14,7 +14,15 @@ from flamia_ref.attention.inputs import score_factor
 from flamia_ref.attention.stages import pair_names
 from tests.attention.changes import changed, changes, with_tiles
 from tests.attention.passes import passes, with_dout
-from tests.attention.samples import BF16, bell, bits, tiny, wide, with_specials
+from tests.attention.samples import (
+    BF16,
+    bell,
+    bits,
+    cancelling,
+    tiny,
+    wide,
+    with_specials,
+)
 
 # A scale whose factor c two of the roundings disagree on: the exact product is next to a middle of two float32.
 DOUBLE_ROUNDING = 26954875 / math.log2(math.e) * 2.0**-27
@@ -22,32 +30,6 @@ DOUBLE_ROUNDING = 26954875 / math.log2(math.e) * 2.0**-27
 OTHER_SCALE = 1 / math.sqrt(20)  # the float32 product is another float32 than the other two
 
 TILE = 64  # so that short documents have several tiles
-
-
-def cancelling(groups: str, unit: int, heads: int = 1):
-    """Groups of `unit` tokens whose parts of every contraction over tokens are big, or small by 2^-22, or the negative
-    of the big ones: what an instruction cuts off, and where the sum of a tile begins and ends, shows in the result.
-
-    b, n: for each token of b there is one of n with equal q and k in channels 0 to 15, which alone make S, so P is
-    equal; with equal v in channels 0 to 23, where alone dO is not 0; with opposite v elsewhere, opposite k in channels
-    16 to 23, where q is 0, and opposite dO. So dS of the two rows is opposite, and their q, where k is 0, is equal.
-    """
-    q, k, v, dout, cu_seqlens = with_dout(bell, 6, [unit * len(groups)], heads, 1, 32)
-    q, k, v, dout = (x.astype(np.float32) for x in (q, k, v, dout))
-    q[:, :, 16:24], k[:, :, 24:], dout[:, :, 24:] = 0, 0, 0
-    tokens = np.arange(len(q)) // unit
-    big = tokens == groups.index("b")
-    for index, group in enumerate(groups):
-        here = tokens == index
-        if group == "n":
-            for x in (q, k, v, dout):
-                x[here] = x[big]
-        factor = {"b": 1, "n": -1, "s": 2.0**-22}[group]
-        k[here, :, 16:24] *= np.float32(factor)
-        v[here, :, 24:] *= np.float32(factor)
-        dout[here] *= np.float32(factor)
-        q[here, :, 24:] *= np.float32(abs(factor))
-    return *(x.astype(BF16) for x in (q, k, v, dout)), cu_seqlens
 
 
 def smallest():

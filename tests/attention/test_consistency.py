@@ -11,7 +11,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flamia_ref.attention import RECIPES, consistency, invariance, measures, samples
+from flamia_ref.attention import (
+    RECIPES,
+    consistency,
+    float64,
+    gradient_cases,
+    invariance,
+    measures,
+    samples,
+)
 from flamia_ref.attention.description import data_differences, evidence_differences, summary
 from flamia_ref.attention.findings import TITLES, Verdict
 from flamia_ref.attention.product import Guard
@@ -19,14 +27,24 @@ from flamia_ref.formats import dequantize, quantize
 from tests.attention.samples import BF16
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FA4, CUDNN, PV_BF16, GUARDED, FOLDED, UNGUARDED = RECIPES.values()
+FA4, CUDNN, PV_BF16 = (RECIPES[name] for name in ("bf16-fa4", "cudnn-mxfp8", "cudnn-mxfp8-pv-bf16"))
+GUARDED, FOLDED, UNGUARDED = (
+    RECIPES[f"flamia-mxfp8{end}"] for end in ("", "-folded", "-unguarded")
+)
+FP4, UE4M3 = (RECIPES[f"flamia-nvfp4-fp8{end}"] for end in ("", "-ue4m3"))
+LEAKS = {CUDNN.name, UNGUARDED.name}
 SHAPE = (2, 1, 64)
 SMALL = (45, 1, 33)
+OTHERS = (33, 0, 50)
 
 
 @functools.cache
 def run(name: str, make=samples.bell, lengths=SMALL, causal: bool = True) -> measures.Run:
     return measures.traced(RECIPES[name], make(lengths, *SHAPE), causal=causal)
+
+
+def with_gradient(recipe, **changes):
+    return replace(recipe, name="mine", gradient=replace(recipe.gradient, **changes))
 
 
 @functools.cache
@@ -56,6 +74,18 @@ def test_c1_sees_a_score_that_is_one_bit_off() -> None:
         trace = {**found.forward.trace, "s": s}
         wrong = found._replace(forward=replace(found.forward, trace=trace))
         assert measures.recomputed_scores(wrong)[0] == 1
+
+
+@pytest.mark.parametrize("recipe", [FA4, CUDNN, FOLDED, FP4], ids=lambda recipe: recipe.name)
+def test_c1_under_a_window_a_soft_cap_and_a_sink(recipe) -> None:
+    sink = np.array([0.5, -np.inf], dtype=np.float32)
+    sample = samples.bell(SMALL, *SHAPE)
+    found = measures.traced(recipe, sample, window=(10, 0), softcap=3.0, sink=sink)
+    count = measures.recomputed_scores(found)
+    pairs = sum(min(row, 10) + 1 for length in SMALL for row in range(length))
+    assert (count.differing, count.elements) == (0, 2 * pairs)
+    other = found._replace(forward=replace(found.forward, softcap=3.5))
+    assert measures.recomputed_scores(other).differing > pairs
 
 
 def blocks(x, block, documents):
@@ -95,6 +125,39 @@ def test_c2_counts_the_elements_that_two_quantizations_change(tensor: str) -> No
 
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+
+
+@pytest.mark.parametrize(("tensor", "later"), [("q", "dk"), ("k", "dq")])
+@pytest.mark.parametrize("name", [FP4.name, UE4M3.name])
+def test_c2_counts_what_promotion_changes(name: str, tensor: str, later: str) -> None:
+    """The values of both copies by the types of ml_dtypes, and powers of two."""
+    found = run(name, samples.wide)
+    trace = {**found.forward.trace, **found.backward.trace}
+
+    def powers(name: str) -> np.ndarray:
+        return np.exp2(trace[name].astype(np.float64) - 127)
+
+    in_s = trace[f"{tensor}.s.codes"].view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+    if name == FP4.name:
+        in_s *= np.repeat(powers(f"{tensor}.s.scales"), 16, axis=2)
+    else:
+        scales = trace[f"{tensor}.s.scales"].view(E4M3).astype(np.float64)
+        in_s *= np.repeat(scales, 16, axis=2) * powers(f"{tensor}.s.token_scales")
+    promoted = trace[f"{tensor}.{later}.codes"].view(E4M3).astype(np.float64)
+    promoted *= powers(f"{tensor}.{later}.scales")
+    count = measures.two_values(found, tensor)
+    assert count.elements == in_s.size
+    assert count.differing == (in_s != promoted).sum()
+    assert count.relative == pytest.approx(np.linalg.norm(in_s - promoted) / np.linalg.norm(in_s))
+    assert (count.differing == 0) == (name == FP4.name)
+    for stage in (f"{tensor}.{later}.codes", f"{tensor}.s.codes"):
+        changed = trace[stage].copy()
+        same = np.argwhere((in_s == promoted) & (in_s != 0))[-1]
+        changed[tuple(same)] ^= 8 if stage.endswith("s.codes") else 128
+        wrong = replace(found.backward, trace={**trace, stage: changed})
+        assert measures.two_values(found._replace(backward=wrong), tensor).differing == (
+            count.differing + 1
+        )
 
 
 @pytest.mark.parametrize("name", ["flamia-mxfp8-folded", "flamia-mxfp8", "flamia-mxfp8-unguarded"])
@@ -151,6 +214,37 @@ def test_c4_tells_the_returned_output_from_the_one_before_rounding(name: str) ->
     assert measures.delta(found._replace(forward=other)).returned == delta.unrounded
 
 
+@pytest.mark.parametrize("recipe", [FA4, CUDNN, FOLDED], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize(
+    ("source", "verdict"),
+    [
+        ("returned_out", Verdict.HOLDS),
+        ("quantized_dout", Verdict.HOLDS),
+        ("unrounded_out", Verdict.BROKEN),
+        ("p_dp", Verdict.BROKEN),
+    ],
+)
+def test_c4_by_the_source_of_delta(recipe, source: str, verdict: Verdict) -> None:
+    mine = with_gradient(recipe, delta_source=source)
+    found = measures.traced(mine, samples.bell(SMALL, *SHAPE), causal=True)
+    assert consistency._c4(found).verdict is verdict
+    assert measures.delta(found).halved == (verdict is Verdict.HOLDS)
+
+
+def test_c3_where_dv_takes_the_rounded_p_of_the_forward() -> None:
+    """In bfloat16 with integer bases it is moved exactly, so that nothing is rounded a second time."""
+    mine = replace(FA4, name="mine", softmax=FOLDED.softmax, gradient=FOLDED.gradient)
+    sample = samples.bell(SMALL, *SHAPE)
+    again, kept = (
+        measures.two_roundings(measures.traced(recipe, sample))
+        for recipe in (mine, with_gradient(mine, p_for_dv="forward"))
+    )
+    assert kept.differing == 0
+    assert again.differing == 0  # with an integer base both round the same significand
+    raw = replace(FA4, name="mine", gradient=replace(FA4.gradient, p_for_dv="forward"))
+    assert measures.two_roundings(measures.traced(raw, sample)).differing > 0
+
+
 def test_c5_of_rows_that_are_known() -> None:
     found = run("bf16-fa4", lengths=(3,))
     ds = np.zeros((2, 3, 3), np.float32)
@@ -174,14 +268,111 @@ def test_a_gradient_that_does_not_fit_is_broken() -> None:
     assert consistency._gradient(found).verdict is Verdict.HOLDS
 
 
+def gradient_case(name: str) -> gradient_cases.Case:
+    sample, other = (samples.bell(lengths, *SHAPE) for lengths in (SMALL, OTHERS))
+    (found,) = (case for case in gradient_cases.cases(sample, other) if case.name == name)
+    return found
+
+
+CASES = {
+    "causal": {"causal": True},
+    "full": {"causal": False},
+    "window to the left": {"window": (40, 0)},
+    "window to both sides": {"causal": False, "window": (30, 20)},
+    "other keys, bottom right": {"other": True},
+    "other keys, top left": {"other": True, "alignment": "top_left"},
+    "soft cap": {"softcap": 5.0},
+    "sink": {"sink": np.array([1.5, -0.25], dtype=np.float32)},
+    "other keys, window, soft cap and sink": {
+        "other": True,
+        "causal": False,
+        "window": (30, 20),
+        "alignment": "top_left",
+        "softcap": 5.0,
+        "sink": np.array([1.5, -0.25], dtype=np.float32),
+    },
+}
+
+
+def test_the_gradient_is_tried_with_every_mask() -> None:
+    sample, other = (samples.bell(lengths, *SHAPE) for lengths in (SMALL, OTHERS))
+    assert [case.name for case in gradient_cases.cases(sample, other)] == list(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_of_the_gradient_is_what_its_name_says(name: str) -> None:
+    """Its gradient without quantizers is that of attention in float64, which is held to torch and to differences."""
+    given = dict(CASES[name])
+    queries = samples.bell(SMALL, *SHAPE)
+    keys = samples.bell(OTHERS, *SHAPE) if given.pop("other", False) else queries
+    scale = 0.125
+    expected = float64.backward(
+        queries.q,
+        keys.k,
+        keys.v,
+        queries.dout,
+        cu_seqlens=np.array(queries.documents.offsets, dtype=np.int32),
+        cu_seqlens_k=np.array(keys.documents.offsets, dtype=np.int32),
+        softmax_scale=scale,
+        **given,
+    )
+    found = gradient_case(name).gradient(FOLDED, scale, quantized=False)
+    for result, other in zip(found, expected, strict=True):
+        if other is None:
+            assert result is None
+        else:
+            assert np.abs(result - other).max() <= 1e-13 * np.abs(other).max()
+
+
+def _alignment(mask):
+    swapped = {"top_left": "bottom_right", "bottom_right": "top_left"}[mask.alignment]
+    return replace(mask, alignment=swapped)
+
+
+FAULTS = {
+    "window a key short": (
+        lambda mask, more: (replace(mask, window=(mask.window[0] - 1, mask.window[1])), more),
+        "window to the left",
+    ),
+    "alignment swapped": (lambda mask, more: (_alignment(mask), more), "other keys, top left"),
+    "no soft cap": (lambda mask, more: (mask, more | {"softcap": None}), "soft cap"),
+    "sink twice": (
+        lambda mask, more: (mask, more | {"sink": more["sink"] + np.log(2)}),
+        "sink",
+    ),
+    "sink off by 1e-10": (
+        lambda mask, more: (mask, more | {"sink": more["sink"] + 1e-10}),
+        "other keys, window, soft cap and sink",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fault", "name"), FAULTS.values(), ids=FAULTS)
+def test_a_backward_under_another_mask_is_found(
+    fault, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, right = gradient_case(name), gradient_cases.exact.backward
+    assert max(gradient_cases.deviations(FOLDED, case, 0.125).values()) < 1e-14
+
+    def wrong(*arguments, softmax_scale, **more):
+        *arrays, mask = arguments
+        mask, more = fault(mask, more)
+        return right(*arrays, mask, softmax_scale=softmax_scale, **more)
+
+    monkeypatch.setattr(gradient_cases.exact, "backward", wrong)
+    found = gradient_cases.deviations(FOLDED, case, 0.125)
+    assert max(found.values()) > consistency._GRADIENT_TOLERANCE
+    assert ("dsink" in found) == ("sink" in name)
+
+
 def test_documents_that_see_each_other_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = samples.bell(SMALL, *SHAPE)
     assert invariance.packing(FA4, sample, causal=False) == []
     right = invariance.forward
 
-    def wrong(q, k, v, recipe, *, cu_seqlens, causal):
-        lse = right(q, k, v, recipe, causal=causal).lse
-        return replace(right(q, k, v, recipe, cu_seqlens=cu_seqlens, causal=causal), lse=lse)
+    def wrong(q, k, v, recipe, **attended):
+        lse = right(q, k, v, recipe, causal=attended["causal"]).lse
+        return replace(right(q, k, v, recipe, **attended), lse=lse)
 
     monkeypatch.setattr(invariance, "forward", wrong)
     changes = invariance.packing(FA4, sample, causal=True)
@@ -190,13 +381,29 @@ def test_documents_that_see_each_other_are_found(monkeypatch: pytest.MonkeyPatch
     assert "lse changes in " in str(changes[0])
 
 
-@pytest.mark.parametrize(
-    ("recipe", "leaks"),
-    [(FA4, False), (CUDNN, True), (PV_BF16, False), (GUARDED, False), (FOLDED, False)]
-    + [(UNGUARDED, True)],
-    ids=RECIPES,
-)
-def test_prefixes_of_the_public_witness(recipe, leaks: bool) -> None:
+@pytest.mark.parametrize("recipe", [FA4, GUARDED, UE4M3], ids=lambda recipe: recipe.name)
+def test_documents_with_other_keys_are_those_of_each_alone(
+    recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample, other = (samples.wide(lengths, *SHAPE) for lengths in (SMALL, OTHERS))
+    attended = {"causal": False, "window": (9, 4), "softcap": 4.0}
+    attended["sink"] = np.array([0.5, -2], dtype=np.float32)
+    assert invariance.packing(recipe, sample, other=other, **attended) == []
+    right = invariance.forward
+
+    def wrong(q, k, v, recipe, *, cu_seqlens_k, **more):
+        cu_seqlens_k = cu_seqlens_k.copy()
+        cu_seqlens_k[1:-1] += 1  # one key of the next document
+        return right(q, k, v, recipe, cu_seqlens_k=cu_seqlens_k, **more)
+
+    monkeypatch.setattr(invariance, "forward", wrong)
+    changes = invariance.packing(recipe, sample, other=other, **attended)
+    assert {change.result for change in changes} >= {"out", "lse", "dk", "dv"}
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_prefixes_of_the_public_witness(recipe) -> None:
+    leaks = recipe.name in LEAKS
     found = invariance.prefix(recipe, samples.public_witness(), (8,))[8]
     assert bool(found) == leaks
     if leaks:  # a share of 2^-20 for itself, nothing once the scale is that of 1
@@ -235,8 +442,8 @@ def test_a_report() -> None:
 
 
 def test_progress_and_recipes_that_are_not_computed() -> None:
-    wrong = replace(FOLDED, tiles=replace(FOLDED.tiles, query=64))
-    with pytest.raises(ValueError, match="64 queries and 128 keys"):
+    wrong = replace(FOLDED, dp=replace(FOLDED.dp, tile_order="descending"))
+    with pytest.raises(ValueError, match=r"dp.tile_order = 'descending'; computed are 'ascending'"):
         consistency.check(wrong)
     with pytest.raises(ValueError, match="unknown recipe"):
         consistency.check("flamia")
@@ -246,6 +453,9 @@ def test_summaries() -> None:
     assert summary(FA4) == "q k v dO: bf16"
     assert summary(CUDNN) == "q k v dO: te-mx-e4m3 1x32 and te-mx-e4m3 32x1"
     assert summary(GUARDED) == ("q dO: te-mx-e4m3 1xall, folded; k v: te-mx-e4m3 32x32, guarded")
+    assert summary(FP4) == (
+        "q k: flamia-fp4-e8m0 1x16 and te-mx-e4m3 1xall, promoted, folded; v dO: te-mx-e4m3 1xall, folded"
+    )
 
 
 def test_differences() -> None:
@@ -287,6 +497,51 @@ def test_the_page_of_recipes_holds_their_data() -> None:
         assert f"| {recipe.label} |\n" in next(
             line + "\n" for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")
         )
+
+
+def test_the_bytes_on_the_page_are_those_of_the_formats() -> None:
+    after = "Bytes kept for the backward"
+    e4m3, fp4 = 128, 64  # bytes of 128 channels
+    # A scale for 32 channels, and one for 32 tokens and each channel; of k and q both, of v the first.
+    cudnn = [e4m3 + 4 + e4m3 + 128 // 32, e4m3 + 4 + e4m3 + 4, e4m3 + 4]
+    page = PAGE[: PAGE.index("## Cost of safeguards")]
+    lines = page[page.index(after) :].splitlines()
+    rows = {
+        line.split("`")[1]: line.strip("| ").split(" | ")[1:] for line in lines if "| `" in line
+    }
+    assert list(rows) == list(RECIPES)
+
+    def kept(name: str) -> list[float]:
+        return [float(cell) for cell in rows[name][:3]]
+
+    assert kept("cudnn-mxfp8") == cudnn
+    assert kept("bf16-fa4") == [256, 256, 256]
+    assert kept("flamia-mxfp8-folded") == [e4m3 + 1] * 3
+    assert kept("flamia-mxfp8") == [e4m3 + 1, *[e4m3 + 4 / 32] * 2]
+    assert kept("flamia-nvfp4-fp8") == [fp4 + 8, fp4 + 8, e4m3 + 1]
+    assert kept("flamia-nvfp4-fp8-ue4m3") == [fp4 + 8 + 1, fp4 + 8 + 1, e4m3 + 1]
+    for name in RECIPES:
+        guards = 3 * 256 if name == "flamia-mxfp8" else 0
+        assert [float(cell) for cell in rows[name][4:6]] == [sum(kept(name)), guards]
+        assert rows[name][6] == f"{(sum(kept(name)) + guards) / sum(cudnn):.2f}"
+
+
+def test_the_shares_on_the_page_are_those_of_the_diagonal() -> None:
+    page = PAGE[PAGE.index("*Extra operands*") : PAGE.index("## Everything else")]
+    rows = {
+        line.split("`")[1]: line.strip("| ").split(" | ")[1:]
+        for line in page.splitlines()
+        if "| `" in line
+    }
+    assert list(rows) == list(RECIPES)
+    # Guarded are the blocks on the diagonal, the last of which may be cut, in four of six products.
+    blocks = [-(-length // 32) for length in (200, 2048, 8192, 32768)]
+    shares = [f"{100 * 4 / 6 * 2 / (count + 1):.3g}%" for count in blocks]
+    assert rows["flamia-mxfp8"] == ["q, k, v, dO", *shares]
+    assert rows["cudnn-mxfp8-pv-bf16"] == ["-", *["66.7%"] * 4]
+    assert rows["bf16-fa4"] == ["-", *["100%"] * 4]
+    for name in set(RECIPES) - {"flamia-mxfp8", "cudnn-mxfp8-pv-bf16", "bf16-fa4"}:
+        assert rows[name] == ["-", *["0%"] * 4]
 
 
 def test_the_page_of_recipes_holds_what_one_of_them_measures() -> None:

@@ -347,9 +347,6 @@ WRONG_BACKWARDS = {
         o=replace(CUDNN.o, left=replace(CUDNN.o.left, static_scale=123)),
         gradient=replace(CUDNN.gradient, p_for_dv="forward"),
     ),
-    "a sum over P that is no probability": replace(
-        FOLDED, gradient=replace(FOLDED.gradient, delta_source="p_dp")
-    ),
     "masked pairs that the backward selects out": knobs(FOLDED, mask_value=-1.0),
 }
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from flamia_ref.attention import RECIPES, Forward
+from flamia_ref.attention import Forward
 from flamia_ref.attention.inputs import score_factor
 from tests.attention.passes import passes, with_dout
 from tests.attention.samples import (
@@ -21,6 +21,9 @@ from tests.attention.samples import (
 )
 from tests.independent import attention as independent
 from tests.independent import factors
+
+NAMES = tuple(independent.RECIPES)
+"""All recipes but those in FP4, which `tests/independent/engine.py` computes."""
 
 RESULTS = ("out", "dq", "dk", "dv")  # bfloat16 there, float32 of the same values here
 
@@ -73,7 +76,7 @@ FULL = ("bell", "wide", "specials")  # of those, without a mask
     [*((name, True) for name in DISTRIBUTIONS), *((name, False) for name in FULL)],
     ids=lambda x: {True: "causal", False: "full"}.get(x, x),
 )
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_every_stage(recipe: str, distribution: str, causal: bool) -> None:
     """Two documents, of which one ends a token into its second block; two blocks of channels, one short."""
     seed = sorted(DISTRIBUTIONS).index(distribution)
@@ -81,7 +84,7 @@ def test_every_stage(recipe: str, distribution: str, causal: bool) -> None:
     compare(*given, recipe, causal=causal)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_two_key_tiles(recipe: str) -> None:
     """A sharp row of scores whose maximum grows from tile to tile, so that sums are brought to a new base."""
     q, k, v, dout, cu_seqlens = with_dout(bell, 7, [130], 1, 1, 4, spread=3.0)
@@ -92,7 +95,7 @@ def test_two_key_tiles(recipe: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("distribution", ["bell", "wide", "any bits", "specials"])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_three_key_tiles(recipe: str, distribution: str, causal: bool) -> None:
     compare(*with_dout(DISTRIBUTIONS[distribution], 9, [270], 1, 1, 4), recipe, causal=causal)
 
@@ -107,7 +110,7 @@ def test_pairs_of_key_tiles_in_a_partial_sum(length: int, causal: bool) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("make", [bell, wide, any_bits, with_specials])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_more_of_every_kind(recipe: str, make, seed: int) -> None:
     rng = np.random.default_rng(seed)
     heads, kv_heads = [(1, 1), (2, 1), (3, 1), (4, 2), (2, 2), (6, 2)][seed]
@@ -119,26 +122,26 @@ def test_more_of_every_kind(recipe: str, make, seed: int) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [1, 64, 96, 160])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_head_dims(recipe: str, head_dim: int) -> None:
     """The order of delta, the blocks of channels and the steps of the instructions depend on it."""
     compare(*with_dout(bell, head_dim, [3, 1], 2, 1, head_dim), recipe)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 1), (4, 2)])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_groups_of_heads(recipe: str, heads: int, kv_heads: int) -> None:
     compare(*with_dout(bell, heads, [9, 4], heads, kv_heads, 16), recipe)
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.7e-5, 40.0, 1e30])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_softmax_scale(recipe: str, scale: float) -> None:
     make = any_bits if scale > 1 else bell
     compare(*with_dout(make, 3, [17], 1, 1, 16), recipe, softmax_scale=scale)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_the_backward_of_a_foreign_forward(recipe: str) -> None:
     """An out and an lse that no forward here gave: other values, dead rows, rows of NaN, zeros of both signs."""
     q, k, v, dout, cu_seqlens = with_dout(bell, 21, [20, 15], 2, 1, 32)
@@ -154,7 +157,7 @@ def test_the_backward_of_a_foreign_forward(recipe: str) -> None:
     compare(q, k, v, dout, cu_seqlens, recipe, out=out, lse=lse)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", NAMES)
 @pytest.mark.parametrize("score", [-1.5 * 2.0**31, 1.5 * 2.0**31])
 def test_scores_beyond_the_split(recipe: str, score: float) -> None:
     """t is rounded to whole powers of two there: the only exponential is 0 or infinity, and the row is not dead."""
@@ -166,7 +169,7 @@ def test_scores_beyond_the_split(recipe: str, score: float) -> None:
 
 
 @pytest.mark.parametrize("distance", range(22, 32))
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if name.startswith("flamia")])
+@pytest.mark.parametrize("recipe", [name for name in NAMES if name.startswith("flamia")])
 def test_integer_bases_beyond_the_exact_integers(recipe: str, distance: int) -> None:
     """From 2^24 on not every integer is a float32; the units of P must not be rounded into the base."""
     q, k, v, dout, cu_seqlens = with_dout(bell, 5, [3], 1, 1, 32)

@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 from flamia_ref.attention import RECIPES
+from tests.attention.changes import changed
 from tests.attention.passes import assert_all_same, passes, with_dout
 from tests.attention.samples import any_bits, bell, wide, with_specials
+from tests.attention.shapes import Shape, run
 
 # Documents of more than 64 tokens take tiles of 128: one program a pass and a recipe.
 LENGTHS = [130, 0, 70]
@@ -28,6 +30,44 @@ def test_numpy_equals_jax_in_every_stage(recipe: str, make, causal: bool) -> Non
     *arrays, cu_seqlens = with_dout(make, 8, LENGTHS, 1, 1, 32)
     plain = passes(*arrays, recipe, cu_seqlens=cu_seqlens, causal=causal)
     compiled = passes(*on_jax(*arrays), recipe, cu_seqlens=cu_seqlens, causal=causal)
+    assert_all_same(compiled, plain)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "fields", "changes"),
+    [
+        (
+            "flamia-mxfp8",
+            {"mask": "window, bottom-right", "sink": (0.5, -np.inf), "softcap": 3.0},
+            {},
+        ),
+        ("bf16-fa4", {"mask": "left window", "sink": (0.5, 4.0)}, {"tiles.splits": 2}),
+        ("cudnn-mxfp8", {"mask": "left window, top-left", "sink": (0.5, 4.0)}, {}),
+        (
+            "flamia-mxfp8-folded",
+            {"mask": "full", "sink": (0.5, 4.0)},
+            {"tiles.splits": 3, "softmax.combine": "divide_last", "gradient.p_for_dv": "forward"},
+        ),
+        (
+            "flamia-mxfp8-folded",
+            {"mask": "right window", "softcap": 2.0},
+            {"gradient.delta_source": "p_dp", "dq.tile_order": "shifted"},
+        ),
+        ("flamia-nvfp4-fp8-ue4m3", {"mask": "causal, top-left", "softcap": 0.5}, {}),
+    ],
+    ids=lambda x: x if isinstance(x, str) else None,
+)
+def test_numpy_equals_jax_for_masks_sinks_and_splits(recipe: str, fields, changes) -> None:
+    shape = Shape(lengths=((140, 200), (0, 9), (200, 70)), head_dim=32, value_dim=48, **fields)
+    chosen = RECIPES[recipe]
+    for path, value in changes.items():
+        chosen = changed(chosen, path, value)
+    queries, keys = shape.cu_seqlens
+    options = {"cu_seqlens": queries, "cu_seqlens_k": keys, **shape.options}
+    plain = run(shape.arrays(), chosen, **options)
+    if options["sink"] is not None:
+        (options["sink"],) = on_jax(options["sink"])
+    compiled = run(on_jax(*shape.arrays()), chosen, **options)
     assert_all_same(compiled, plain)
 
 

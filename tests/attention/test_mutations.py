@@ -18,8 +18,8 @@ from flamia_ref.attention import (
     backward_tile,
     forward_stages,
     forward_tile,
+    row_end,
     run,
-    softmax,
 )
 from flamia_ref.attention.copies import OVER_CHANNELS
 from flamia_ref.attention.product import Guard
@@ -27,6 +27,9 @@ from tests.attention.changes import changed
 from tests.attention.passes import passes, with_dout
 from tests.attention.samples import BF16, bell, bits
 from tests.independent import attention as independent
+
+
+NAMES = tuple(independent.RECIPES)
 
 
 @functools.cache
@@ -73,7 +76,7 @@ def departures(recipe: Recipe | str) -> list[str]:
     return [name for name in order if not same(found[name], wanted[name])]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_nothing_departs_without_a_fault(recipe: str) -> None:
     assert departures(recipe) == []
 
@@ -127,12 +130,12 @@ def test_the_scale_of_the_neighbouring_block(
 
 
 @pytest.mark.parametrize("off", [-1, 1])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_a_mask_off_by_one(recipe: str, off: int, monkeypatch) -> None:
     original = forward_tile.pairs_visible
 
-    def visible(key_start, last, keys):
-        return original(key_start, last + np.int32(off), keys)
+    def visible(work, keys):
+        return original(work._replace(last=work.last + np.int32(off)), keys)
 
     monkeypatch.setattr(forward_tile, "pairs_visible", visible)
     assert departures(recipe)[0] == "p"
@@ -141,15 +144,15 @@ def test_a_mask_off_by_one(recipe: str, off: int, monkeypatch) -> None:
     assert departures(recipe)[0] == "p.dv"
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_the_row_sum_divided_out_twice(recipe: str, monkeypatch) -> None:
-    original = softmax.inverse
+    original = row_end._inverse
 
     def twice(*arguments):
         factor = original(*arguments)
         return _float32.multiply(factor, factor)
 
-    monkeypatch.setattr(softmax, "inverse", twice)
+    monkeypatch.setattr(row_end, "_inverse", twice)
     assert departures(recipe)[0] == "o"
 
 

@@ -10,9 +10,10 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from flamia_ref import attention
-from flamia_ref.attention import RECIPES, Forward
+from flamia_ref.attention import RECIPES, Forward, Recipe
 from tests.attention.passes import passes, with_dout
 from tests.attention.samples import assert_same, bell
+from tests.attention.shapes import Shape, run
 
 PRIMITIVES = {
     "abs",
@@ -134,6 +135,14 @@ def run_both(recipe: str, lengths, *, causal: bool) -> None:
     passes(*inputs, recipe, stages=False, cu_seqlens=cu_seqlens, causal=causal)
 
 
+def run_masked(recipe: Recipe | str, lengths, **options) -> None:
+    """Both passes on documents of (queries, keys)."""
+    shape = Shape(lengths=lengths, heads=1, head_dim=32, value_dim=32)
+    queries, keys = shape.cu_seqlens
+    inputs = [jax.device_put(x) for x in shape.arrays()]
+    run(inputs, recipe, stages=False, cu_seqlens=queries, cu_seqlens_k=keys, **options)
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_new_lengths_compile_nothing(recipe: str) -> None:
     """Documents of more than 64 tokens: one shape of tiles. The test below has them all."""
@@ -160,6 +169,39 @@ def test_new_lengths_of_every_tile_shape_compile_nothing(recipe: str) -> None:
         for index in range(30):
             lengths = rng.integers(0, 220, rng.integers(1, 5)).tolist()
             run_both(recipe, lengths, causal=index % 3 > 0)
+    assert not compiled, compiled
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        name if name in ("bf16-fa4", "flamia-mxfp8") else pytest.param(name, marks=pytest.mark.nightly)
+        for name in RECIPES
+    ],
+)
+def test_new_masks_and_lengths_of_keys_compile_nothing(recipe: str) -> None:
+    """Windows, alignments and other numbers of keys are values, and never shapes: with a sink and a soft cap once
+    warm, any will do."""
+    rng = np.random.default_rng(1)
+    sink = jax.device_put(np.zeros(1, np.float32))
+    options = {"sink": sink, "softcap": 5.0}
+    for window in ((None, None), (30, 40), (200, 0)):  # of 1, 2 and 4 guarded blocks in a row
+        run_masked(recipe, ((200, 300), (300, 200)), causal=False, window=window, **options)
+    run_masked(recipe, ((200, 300),), **options)
+    with count_compilations() as compiled:
+        for index in range(20):
+            count = int(rng.integers(1, 4))
+            lengths = tuple((int(x), int(y)) for x, y in rng.integers(65, 300, (count, 2)))
+            causal = bool(rng.integers(2))
+            left, right = (int(x) for x in rng.integers(0, 200, 2))
+            run_masked(
+                recipe,
+                lengths,
+                causal=causal,
+                window=[None, (left, 0 if causal else right), (left, None)][index % 3],
+                alignment=("bottom_right", "top_left")[index % 2],
+                **options,
+            )
     assert not compiled, compiled
 
 

@@ -7,12 +7,19 @@ import pytest
 
 from flamia_ref import attention
 from flamia_ref.attention import RECIPES, Forward
-from flamia_ref.packing import pairs, tiles
+from flamia_ref.packing import tiles
 from tests.attention.changes import with_tiles
 from tests.attention.passes import assert_all_same, of_document, passes, with_dout
 from tests.attention.samples import BF16, assert_same, bell, bits, wide, with_specials
 
-LEGAL = ("bf16-fa4", "cudnn-mxfp8-pv-bf16", "flamia-mxfp8", "flamia-mxfp8-folded")
+LEGAL = (
+    "bf16-fa4",
+    "cudnn-mxfp8-pv-bf16",
+    "flamia-mxfp8",
+    "flamia-mxfp8-folded",
+    "flamia-nvfp4-fp8",
+    "flamia-nvfp4-fp8-ue4m3",
+)
 """Recipes in which no token reaches what comes before it."""
 
 every_recipe = pytest.mark.parametrize("recipe", RECIPES)
@@ -86,7 +93,6 @@ def test_short_documents_in_small_tiles_give_the_bits_of_whole_tiles(
         return tile
 
     monkeypatch.setattr(tiles, "tile_rows", whole)
-    monkeypatch.setattr(pairs, "tile_rows", whole)
     for one, other in zip(small, all_results(), strict=True):
         assert_all_same(one, other)
     assert asked  # or nothing was replaced

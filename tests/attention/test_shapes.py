@@ -245,9 +245,11 @@ def test_an_infinite_score_that_is_masked(recipe: str) -> None:
         other = q.copy()
         other[39] = value
         found = run((other, k, v, dout), shape.recipe(recipe), stages=False)
+        # Where 32 queries share a scale, they share its NaN.
+        rows = 32 if recipe == "flamia-mxfp8-unguarded" else 39
         for name in ("out", "dq"):
-            assert_same(found[name][:39], base[name][:39], name)
-        assert_same(found["lse"][:, :39], base["lse"][:, :39], "lse")
+            assert_same(found[name][:rows], base[name][:rows], name)
+        assert_same(found["lse"][:, :rows], base["lse"][:, :rows], "lse")
         assert np.isnan(found["out"][39]).any()
 
 

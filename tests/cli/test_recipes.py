@@ -9,6 +9,7 @@ import pytest
 from flamia_ref import cli
 from flamia_ref.attention import RECIPES, consistency
 from flamia_ref.attention.findings import TITLES, Consistency, Property, Verdict
+from tests.golden.packs import older
 
 FOLDED = RECIPES["flamia-mxfp8-folded"]
 
@@ -43,6 +44,23 @@ def test_what_show_prints_is_a_recipe_file(
         file.write_text(run(capsys, "recipes", "show", name)[1])
         code, output, _ = run(capsys, "recipes", "diff", name, file)
         assert (code, output) == (0, "data: 0 differences\nevidence: 0 differences\n")
+
+
+def test_a_file_of_before_and_one_of_a_later_version(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file, name = tmp_path / "mine.json", FOLDED.name
+    file.write_text(json.dumps(older(FOLDED.to_json())))
+    code, output, _ = run(capsys, "recipes", "diff", name, file)
+    assert (code, output) == (0, "data: 0 differences\nevidence: 0 differences\n")
+    data = json.loads(FOLDED.to_json())
+    data["tiles"]["sparse"] = True
+    file.write_text(json.dumps(data))
+    for command in (("diff", name, file), ("check", file)):
+        code, output, errors = run(capsys, "recipes", *command)
+        assert (code, output) == (2, "")
+        assert "unknown field of recipe.tiles 'sparse'" in errors
+        assert errors.count("\n") == 1
 
 
 def test_diff(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -103,11 +121,11 @@ def test_check(
 def test_check_of_a_recipe_that_is_not_computed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    wrong = dataclasses.replace(FOLDED, tiles=dataclasses.replace(FOLDED.tiles, query=64))
+    wrong = dataclasses.replace(FOLDED, s=dataclasses.replace(FOLDED.s, tile_order="descending"))
     (tmp_path / "wrong.json").write_text(wrong.to_json())
     code, output, errors = run(capsys, "recipes", "check", tmp_path / "wrong.json")
     assert (code, output) == (2, "")
-    assert "tiles of 64 queries and 128 keys" in errors
+    assert "has s.tile_order = 'descending'; computed are 'ascending'" in errors
 
 
 @pytest.mark.parametrize("command", ["diff", "check"])

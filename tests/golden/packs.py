@@ -124,5 +124,26 @@ def forge(pack: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_text(canonical(document))
 
 
+_LATER = {
+    "": ("schedules",),
+    "softmax": ("tanh", "score", "mask_value", "row_sum_of", "combine"),
+    "gradient": ("delta_source", "masked_ds", "heads_order"),
+    "tiles": ("splits",),
+    **dict.fromkeys(("s", "o", "dp", "dv", "dq", "dk"), ("k_order",)),
+}
+
+
+def older(text: str) -> dict[str, Any]:
+    """The data of a recipe as packs of before wrote them: without the fields that recipes have since."""
+    data: dict[str, Any] = json.loads(text)
+    for part, names in _LATER.items():
+        for name in names:
+            del (data[part] if part else data)[name]
+        if "left" in data.get(part, {}):
+            for side in ("left", "right"):
+                del data[part][side]["promoted_from"]
+    return data
+
+
 def canonical(document: dict[str, Any]) -> str:
     return json.dumps(document, sort_keys=True, indent=1) + "\n"

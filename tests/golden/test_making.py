@@ -146,16 +146,19 @@ def test_tiled_scales_are_where_the_layout_puts_them(recipe: str) -> None:
         first_block = (0, 5, 5)[int(document)]
         by_token, by_channel = scales.shape[0] == case.tokens, scales.shape[2]
         heads = scales.shape[1]
-        down, across = (160, -(-length // 32)) if form == "tiled_transposed" else (length, 5)
+        size = 16 if by_channel == 10 else 32  # FP4 has ten blocks of channels, the rest five
+        down, across = (length, 160 // size)
+        if form == "tiled_transposed":
+            down, across = 160, -(-length // 32)
         width = -(-across // 4)
         expected = np.zeros((heads, -(-down // 128) * width * 512), np.uint8)
         for head in range(heads):
             for row in range(down):
                 for column in range(across):
-                    token, channel = (column * 32, row) if down == 160 else (row, column * 32)
+                    token, channel = (column * 32, row) if down == 160 else (row, column * size)
                     along = start + token if by_token else first_block + token // 32
-                    # One scale a token, one for 32 channels, or one a channel.
-                    of = {1: 0, 5: channel // 32, 160: channel}[by_channel]
+                    # One scale a token, one for some channels, or one a channel.
+                    of = {1: 0, 160: channel}.get(by_channel, channel // size)
                     tile = row // 128 * width + column // 4
                     place = tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4
                     expected[head, place] = scales[along, head, of]

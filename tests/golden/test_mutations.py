@@ -24,10 +24,11 @@ from flamia_ref.golden import SUITES, making
 from flamia_ref.golden.cases import CaseSpec, Plant
 from flamia_ref.golden.inputs import Distribution
 from flamia_ref.golden.simulator import numpy_kernel
+from flamia_ref.packing import QueryTiles
 from flamia_ref.report import CaseResult, Status
 from tests.golden.packs import results, spec
 
-FOLDED = "flamia-mxfp8-folded"
+FOLDED, FP4 = "flamia-mxfp8-folded", "flamia-nvfp4-fp8"
 MX = "sm100.tcgen05.mxf8f6f4"
 
 # Wide exponents, so that neighbours have other scales, and a dead row: the last document.
@@ -135,6 +136,10 @@ MUTATED: list[tuple[str, str, Callable[[Recipe], Recipe], str]] = [
     (FOLDED, "instruction of dp", change("dp", instruction="exact"), "dp"),
     (FOLDED, "instruction of dv", change("dv", instruction="exact"), "dv"),
     ("bf16-fa4", "instruction of s", change("s", instruction="float32"), "s"),
+    # A promotion that quantizes the input a second time.
+    (FP4, "promoted q", change("dk.right", promoted_from=None), "q.dk.scales"),
+    (FP4, "promoted k", change("dq.right", promoted_from=None), "k.dq.scales"),
+    (f"{FP4}-ue4m3", "promoted k", change("dq.right", promoted_from=None), "k.dq.scales"),
 ]
 
 
@@ -167,32 +172,70 @@ def test_sums_of_gradients_that_bfloat16_nearly_hides(
     caught(made(tmp_path / "pack", case, [recipe])[case.name], with_recipe(changed), stage)
 
 
-def off_by_one(step: int) -> Callable[[Any, bool], Any]:
-    """The last key that each row sees, one too far or one too near."""
-    from flamia_ref.packing import last_visible
+@pytest.mark.parametrize(
+    ("recipe", "changed", "stage"),
+    [
+        pytest.param(FOLDED, change("dq", tile_order="descending"), "dq", id="dq reversed"),
+        pytest.param(
+            "bf16-fa4", change("o", tile_order="ascending"), "p", id="key tiles of o reversed"
+        ),
+    ],
+)
+def test_another_order_of_tiles(
+    tmp_path: Path, recipe: str, changed: Callable[[Recipe], Recipe], stage: str
+) -> None:
+    case = spec(name="five-tiles", lengths=(520,), heads=1, seed=21)
+    caught(
+        made(tmp_path / "pack", case, [recipe])[f"five-tiles.{recipe}"], with_recipe(changed), stage
+    )
 
-    def moved(tiles: Any, causal: bool) -> Any:
-        last = last_visible(tiles, causal)
-        most = np.maximum(last, np.minimum(last + step, tiles.length[:, None] - 1))
-        return (most if step > 0 else np.where(last < 0, last, last + step)).astype(np.int32)
+
+Bounds = Callable[[QueryTiles, Any], tuple[Any, Any]]
+
+
+def off_by_one(step: int) -> Bounds:
+    """The last key that each row sees, one too far or one too near."""
+    right = QueryTiles.bounds
+
+    def moved(tiles: QueryTiles, mask: Any) -> tuple[Any, Any]:
+        first, last = right(tiles, mask)
+        most = np.maximum(last, np.minimum(last + step, tiles.key_length[:, None] - 1))
+        last = most if step > 0 else np.where(last < 0, last, last + step)
+        return first, last.astype(np.int32)
 
     return moved
 
 
+def first_key_missing(tiles: QueryTiles, mask: Any) -> tuple[Any, Any]:
+    """The first key that each row sees, one too near where there is another."""
+    first, last = RIGHT_BOUNDS(tiles, mask)
+    return np.where(first < last, first + 1, first).astype(np.int32), last
+
+
+RIGHT_BOUNDS = QueryTiles.bounds
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("step", [1, -1])
+@pytest.mark.parametrize("bounds", [off_by_one(1), off_by_one(-1), first_key_missing])
 def test_a_mask_off_by_one(
-    pack: golden.Pack, recipe: str, step: int, monkeypatch: pytest.MonkeyPatch
+    pack: golden.Pack, recipe: str, bounds: Bounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = pack[f"wide.{recipe}"]
+    right = attention.backward
+
+    def backward(*arguments: Any, **settings: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(QueryTiles, "bounds", bounds)
+            return right(*arguments, **settings)
+
     with monkeypatch.context() as patch:
-        patch.setattr(attention.forward_pass, "last_visible", off_by_one(step))
+        patch.setattr(QueryTiles, "bounds", bounds)
         (result,) = golden.check(case, forward_alone).cases
         # The products of guarded blocks are others where the mask is another.
         assert result.departs == ("s" if recipe == "flamia-mxfp8" else "row_max")
         assert result.suspects == ()
     with monkeypatch.context() as patch:
-        patch.setattr(attention.backward_pass, "last_visible", off_by_one(step))
+        patch.setattr(attention, "backward", backward)
         caught(case, numpy_kernel, "dp" if recipe == "flamia-mxfp8" else "p.dv")
 
 

@@ -256,7 +256,7 @@ HUGE = 1 << 62
             "evidence is 'proved'; allowed: specified",
         ),
         (drop("recipes", RECIPE, "recipe", "softmax"), "recipe has no softmax"),
-        (put("recipes", RECIPE, "recipe", "tiles", "key", value=0), "128 queries and 0 keys"),
+        (put("recipes", RECIPE, "recipe", "tiles", "key", value=0), "tiles.key is 0; allowed"),
         (put("recipes", RECIPE, "recipe", "tiles", "key", value="128"), "it must be a int"),
         (put("recipes", RECIPE, "recipe", "surprise", value=1), "unknown field of recipe"),
         (put("recipes", RECIPE, "recipe", "input", value="fp16"), "packs hold bf16"),

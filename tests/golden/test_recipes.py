@@ -15,7 +15,7 @@ from flamia_ref import golden
 from flamia_ref.attention import RECIPES, Recipe
 from flamia_ref.golden.recipes import RecipeEntry
 from flamia_ref.golden.simulator import numpy_kernel
-from tests.golden.packs import FIRST, RECIPE, forge, results, spec
+from tests.golden.packs import FIRST, RECIPE, forge, older, results, spec
 
 pytestmark = pytest.mark.usefixtures("tiny_suite")
 
@@ -67,6 +67,50 @@ def test_a_pack_with_another_recipe_of_that_name_is_noted(pack: Path) -> None:
     forge(pack, change)
     report = golden.check(pack, numpy_kernel)
     assert report.notes == (f"recipe {RECIPE} of the pack is not this version's of that name",)
+
+
+BEFORE = [name for name in RECIPES if "fp4" not in name]
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_a_recipe_without_the_fields_that_came_later_is_the_same(name: str) -> None:
+    data = older(RECIPES[name].to_json())
+    assert len(json.dumps(data)) < len(RECIPES[name].to_json())
+    assert Recipe.from_json(data) == RECIPES[name]
+
+
+def test_a_pack_of_before_is_checked_without_a_note(pack: Path) -> None:
+    def change(document: dict[str, Any]) -> None:
+        document["recipes"][RECIPE]["recipe"] = older(OURS.to_json())
+
+    forge(pack, change)
+    report = golden.check(pack, numpy_kernel)
+    assert report.passed
+    assert report.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ((), "unknown field of recipe 'spare'"),
+        (("softmax",), r"unknown field of recipe\.softmax 'spare'"),
+        (("dq", "right"), r"unknown field of recipe\.dq\.right 'spare'"),
+        (("steps", "o"), r"unknown field of recipe\.steps\['o'\] 'spare'"),
+    ],
+)
+def test_a_field_that_nobody_knows_is_refused(
+    pack: Path, part: tuple[str, ...], message: str
+) -> None:
+    def change(document: dict[str, Any]) -> None:
+        inner = document["recipes"][RECIPE]["recipe"]
+        for name in part:
+            inner = inner[name]
+        inner["spare"] = 1
+
+    forge(pack, change)
+    with pytest.raises(ValueError, match=message) as caught:
+        golden.load(pack)
+    assert "\n" not in str(caught.value)
 
 
 def test_the_evidence_is_that_of_the_steps(made: Path) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from tests.independent.samples import Array, bell
+from tests.independent.samples import Array, bell, constant
 
 FA4, CUDNN, CUDNN_BF16 = "bf16-fa4", "cudnn-mxfp8", "cudnn-mxfp8-pv-bf16"
 FLAMIA, FOLDED, UNGUARDED = "flamia-mxfp8", "flamia-mxfp8-folded", "flamia-mxfp8-unguarded"
+ONE = 0x3F80
+CANCELLING = (0x4E80, 0xCE80, ONE)  # bfloat16 2**30, -2**30, 1
 RAGGED = (5, 0, 35), (9, 3, 20)  # lengths of queries and of keys
 
 
@@ -55,6 +57,7 @@ class Case:
     sink: tuple[float, ...] | None = None
     seed: int = 0
     kind: str = "bell"
+    nightly: bool = False
 
     def plain(self, recipes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """The recipe as data, from all recipes as data by name."""
@@ -71,6 +74,8 @@ class Case:
 
     def inputs(self) -> list[Array]:
         """q, k, v, dout as bfloat16 bits."""
+        if self.kind.startswith("cancelling"):
+            return self._cancelling()
         tokens, others = sum(self.queries), sum(self.keys or self.queries)
         width = self.width or self.head_dim
         shapes = (
@@ -83,6 +88,29 @@ class Case:
             DISTRIBUTIONS[self.kind](self.seed + index, *shape)
             for index, shape in enumerate(shapes)
         ]
+
+    def _cancelling(self) -> list[Array]:
+        """2**30, -2**30 and 1 at every 32nd token, or in the heads: their sum is 1 in some orders, else 0.
+
+        All scores are 0. "cancelling k": the numbers are in k, for dQ; "v" for O, "q" for dK, "do" for dV.
+        """
+        tokens, others = sum(self.queries), sum(self.keys or self.queries)
+        width = self.width or self.head_dim
+        q, do = (
+            constant(0.0, tokens, self.heads, self.head_dim),
+            constant(1.0, tokens, self.heads, width),
+        )
+        k, v = constant(0.0, others, 1, self.head_dim), constant(0.0, others, 1, width)
+        v[:: 32 if self.kind == "cancelling k" else max(others, 1)] = ONE
+        arrays = {"q": q, "k": k, "v": v, "do": do}
+        if self.kind == "cancelling heads":
+            do[:] = np.array(CANCELLING, np.uint16)[None, : self.heads, None]
+            return [q, k, v, do]
+        chosen = arrays[self.kind.split()[1]]
+        chosen[:] = 0
+        for block, start in enumerate(range(0, len(chosen), 32)):
+            chosen[start] = CANCELLING[block % 3]
+        return [q, k, v, do]
 
     def bounds(self) -> tuple[Array, Array | None]:
         """cu_seqlens of queries and, where they differ, of keys."""
@@ -134,7 +162,7 @@ def masks() -> Iterator[Case]:
         keys=(40,),
         options={"window": (5, 4), "causal": False, "alignment": "top_left"},
     )
-    yield Case(name="no keys", recipe=CUDNN, queries=(2, 3), keys=(0, 3))
+    yield Case(name="no keys", recipe=FA4, queries=(2, 3), keys=(0, 3))
     yield Case(name="no queries", recipe=FOLDED, queries=(0, 3), keys=(2, 3))
     yield Case(name="nothing", recipe=FLAMIA, queries=(0,))
     yield Case(name="grouped heads", recipe=FLAMIA, heads=4, kv_heads=2, queries=(9,))
@@ -286,6 +314,7 @@ def orders() -> Iterator[Case]:
                 options={"causal": grouped},
                 heads=3 if grouped else 1,
                 seed=3,
+                nightly=not any(path.startswith("o") for path in changes),
             )
         for product in ("s", "o", "dp", "dv", "dq", "dk"):
             yield Case(
@@ -295,6 +324,55 @@ def orders() -> Iterator[Case]:
                 head_dim=40,
                 queries=(39,),
                 seed=5,
+                nightly=product not in ("s", "dp"),
+            )
+
+
+def cancellations() -> Iterator[Case]:
+    """Orders again, on numbers whose sum shows the order even in bfloat16."""
+    keys: dict[str, Any] = {"queries": (70,), "keys": (96,), "kind": "cancelling k"}
+    values: dict[str, Any] = {"queries": (34,), "keys": (96,), "kind": "cancelling v"}
+    queries: dict[str, Any] = {"queries": (96,), "keys": (70,), "kind": "cancelling q"}
+    gradients: dict[str, Any] = {**queries, "kind": "cancelling do"}
+    heads: dict[str, Any] = {"queries": (3,), "heads": 3, "kind": "cancelling heads"}
+    whole = {"tiles.query": 96, "tiles.key": 96}
+    few: dict[str, Any] = {"queries": (2,)}
+    for name in (FA4, CUDNN, FLAMIA, FOLDED):
+        made: list[tuple[dict[str, Any], dict[str, Any]]] = [
+            ({"o.tile_order": order}, values) for order in ("ascending", "descending")
+        ]
+        made += [
+            ({"dq.tile_order": order, "dq.accumulation": kind}, keys)
+            for order in ("ascending", "descending", "shifted")
+            for kind in ("chained", "float32_partials")
+        ]
+        for order in ("ascending", "descending", "shifted"):
+            changes = {"dk.tile_order": order, "dv.tile_order": order}
+            made += [(changes, queries), (changes, gradients)]
+        made += [
+            ({f"{product}.k_order": order, **whole}, {**arguments, **size})
+            for order in ("ascending", "descending")
+            for product, arguments, size in (
+                ("o", values, few),
+                ("dq", keys, few),
+                ("dk", queries, {"keys": (2,)}),
+                ("dv", gradients, {"keys": (2,)}),
+            )
+        ]
+        made += [
+            ({"gradient.heads": kind, "gradient.heads_order": order}, heads)
+            for kind in ("one_chain", "float32_sum")
+            for order in ("ascending", "descending")
+        ]
+        for changes, arguments in made:
+            text = " ".join(f"{path}={value}" for path, value in changes.items())
+            yield Case(
+                name=f"{name} {arguments['kind']} {text}",
+                recipe=name,
+                changes={"tiles.masked": "skipped", **changes},
+                options={"causal": False},
+                width=2,
+                **{"head_dim": 4, **arguments},
             )
 
 
@@ -398,6 +476,43 @@ def scopes() -> Iterator[Case]:
         f"{use}.{name}": value for use in ("s.left", "s.right") for name, value in STATIC.items()
     }
     yield Case(name="static q and k", recipe=CUDNN, changes=static, seed=15)
+    for uses, byte in ((("o.right",), 120), (("dp.left", "dp.right"), 122)):
+        yield Case(
+            name=f"static {' and '.join(uses)}",
+            recipe=CUDNN,
+            changes={
+                f"{use}.{name}": value
+                for use in uses
+                for name, value in {**STATIC, "static_scale": byte}.items()
+            },
+            seed=15,
+        )
+    yield Case(
+        name="static P, the forward's in dV",
+        recipe=CUDNN,
+        changes={"o.left.static_scale": 123, "gradient.p_for_dv": "forward"},
+    )
+    square = {"format": "te-mx-e4m3", "scope": "block", "block": [32, 32], "static_scale": None}
+    yield Case(
+        name="P in blocks of 32 x 32",
+        recipe=UNGUARDED,
+        changes={
+            **{f"o.left.{name}": value for name, value in square.items()},
+            "softmax.row_sum_of": "codes",
+        },
+    )
+    yield Case(
+        name="two lanes of 160 columns",
+        recipe=FOLDED,
+        changes={
+            "gradient.delta_source": "p_dp",
+            "softmax.row_sum": "two_lanes",
+            "tiles.key": 160,
+            "tiles.query": 96,
+        },
+        queries=(40,),
+        keys=(170,),
+    )
     previous = {"scope": "previous_block", "static_scale": 122}
     yield Case(
         name="previous block, 32 tokens",
@@ -484,7 +599,11 @@ def pairs() -> Iterator[Case]:
             {"dk.tile_order": "shifted", "dv.tile_order": "shifted"},
             {"queries": (70,), "heads": 2},
         ),
-        (FA4, {"dk.accumulation": partials, "dv.accumulation": partials}, {"heads": 2}),
+        (
+            FA4,
+            {"dq.tile_order": "shifted", "dk.tile_order": "shifted", "dv.tile_order": "shifted"},
+            {"queries": (100,), "head_dim": 128, "width": 8, "options": {"window": (50, 0)}},
+        ),
     ]
     for name, changes, others in made:
         text = " ".join(f"{path}={value}" for path, value in changes.items())
@@ -515,6 +634,7 @@ def special_values() -> Iterator[Case]:
         ("forward's P", {"gradient.p_for_dv": "forward"}, {}),
         ("p_dp", {"gradient.delta_source": "p_dp"}, {}),
         ("mask value", {"softmax.mask_value": -20.0}, {}),
+        ("dead rows", {}, {"keys": (31,)}),
     ]
     for kind in ("wide", "specials"):
         for name in (FA4, CUDNN, FLAMIA, FOLDED):
@@ -532,5 +652,18 @@ def special_values() -> Iterator[Case]:
             yield Case(name=f"{kind} {recipe}", recipe=recipe, head_dim=40, seed=29, kind=kind)
 
 
-MAKERS = (masks, softmaxes, orders, gradients, scopes, pairs, special_values)
+MAKERS = (masks, softmaxes, orders, cancellations, gradients, scopes, pairs, special_values)
 ALL = [case for make in MAKERS for case in make()]
+
+
+def _daily() -> frozenset[str]:
+    """Of the cases that differ in the recipe alone one, each time another; the rest is for the night."""
+    groups: dict[str, list[str]] = {}
+    for case in ALL:
+        if not case.nightly:
+            groups.setdefault(case.name.replace(case.recipe, "", 1), []).append(case.name)
+    return frozenset(names[index % len(names)] for index, names in enumerate(groups.values()))
+
+
+DAILY = _daily()
+"""The names of the cases that are always run."""

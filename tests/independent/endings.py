@@ -105,10 +105,7 @@ def combine(
     if kind != "scales_first":
         raise ValueError(f"combine {kind!r}: none is known by that name")
     largest = _largest([part.lse for part in parts])
-    width = len(parts[0].o)
-    if largest == float32.MINUS_INFINITY:
-        return [0] * width, float32.MINUS_INFINITY
-    base = float32.negate(float32.multiply(largest, LOG2_E))
+    base = float32.negate(float32.multiply(_safe(largest), LOG2_E))
     exp2 = FUNCTIONS["exp2", row.softmax["exp2"]]
     weights = [exp2(float32.fused_multiply_add(part.lse, LOG2_E, base)) for part in parts]
     total = _ascending(weights)
@@ -117,20 +114,17 @@ def combine(
     inverse = 0
     if not (float32.is_zero(total) or float32.is_nan(total)):
         inverse = float32.divide(float32.ONE, total)
-    return _weighted(parts, [float32.multiply(x, inverse) for x in weights], width), lse
+    return _weighted(parts, [float32.multiply(x, inverse) for x in weights]), lse
 
 
 def _divide_last(parts: Sequence[End], row: Online, sink: int | None) -> tuple[list[int], int]:
     values = [part.lse for part in parts] + ([] if sink is None else [sink])
-    largest = _largest(values)
-    width = len(parts[0].o)
-    if largest == float32.MINUS_INFINITY:
-        return [0] * width, float32.MINUS_INFINITY
+    largest = _safe(_largest(values))
     exp2 = FUNCTIONS["exp2", row.softmax["exp2"]]
     weights = [exp2(float32.multiply(float32.subtract(x, largest), LOG2_E)) for x in values]
     total = _ascending(weights)
     inverse = float32.divide(float32.ONE, float32.maxnum(total, SMALLEST_SUM))
-    sums = _weighted(parts, weights[: len(parts)], width)
+    sums = _weighted(parts, weights[: len(parts)])
     log2 = FUNCTIONS["log2", row.softmax["log2"]](total)
     lse = float32.add(largest, float32.multiply(log2, LN2))
     return [float32.multiply(x, inverse) for x in sums], lse
@@ -151,9 +145,14 @@ def _ascending(values: Sequence[int]) -> int:
     return total
 
 
-def _weighted(parts: Sequence[End], weights: Sequence[int], width: int) -> list[int]:
+def _safe(largest: int) -> int:
+    """0 for -inf, which is no base to subtract."""
+    return 0 if largest == float32.MINUS_INFINITY else largest
+
+
+def _weighted(parts: Sequence[End], weights: Sequence[int]) -> list[int]:
     """The sum of the parts' o by fused multiply-adds, those with a weight above 0."""
-    result = [0] * width
+    result = [0] * len(parts[0].o)
     for part, weight in zip(parts, weights, strict=True):
         if float32.exceeds(weight, 0):
             result = [

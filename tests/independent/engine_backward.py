@@ -7,6 +7,8 @@ Where the description is silent:
 - The stage "p.dv" is the recomputed P, which dS takes, also where dV's codes are made of the forward's.
 - delta of "p_dp" with "fold_into_dout" is the sum times dO's factor: P and dP are off by inverse factors, so that their
   sum is delta, not delta'.
+- A shifted order of pairs of key tiles starts at the pair that holds the query tile's own key tile; dK and dV of a key
+  tile of a pair start at its own query tile.
 - lse = -inf beside an out that is not zero: L = 0 with the base "raw_max", as FlashAttention-4 has it, else -inf.
 """
 
@@ -239,14 +241,16 @@ class HeadBackward:
         head, product = self.head, self.head.recipe["dq"]
         copy, width = head.k_copies.by_use["dq.k"], head.k.shape[1]
         half = head.half(head.k, copy)
-        size = head.tiling.key_size * (2 if head.tiling.paired else 1)
+        together = 2 if head.tiling.paired else 1
+        size = head.tiling.key_size * together
         is_partial = product["accumulation"] == "float32_partials"
         result: Matrix = []
         for index, queries in enumerate(head.tiling.query_tiles):
             total = matrices.zeros(len(queries), width)
             units = head.tiling.units_worked_on(queries)
             order = product["tile_order"]
-            for unit in ordered(units, order, causal=head.mask.causal, own=index, along="keys"):
+            own = index // together
+            for unit in ordered(units, order, causal=head.mask.causal, own=own, along="keys"):
                 keys = head.tiling.key_units[unit]
                 start = matrices.zeros(*total.shape) if is_partial else total
                 left = self.ds_dq.part(queries, keys).row_side(size)
@@ -270,11 +274,11 @@ class HeadBackward:
         width = start.shape[1]
         is_partial = product["accumulation"] == "float32_partials"
         result = start.copy()
-        for unit, keys in enumerate(tiling.key_units):
+        for index, keys in enumerate(tiling.key_tiles):
             part = result[keys.start : keys.stop]
-            tiles = tiling.queries_worked_on(unit)
+            tiles = tiling.queries_worked_on(index // 2 if tiling.paired else index)
             for tile in ordered(
-                tiles, product["tile_order"], causal=head.mask.causal, own=unit, along="queries"
+                tiles, product["tile_order"], causal=head.mask.causal, own=index, along="queries"
             ):
                 queries = tiling.query_tiles[tile]
                 left = pairs.part(queries, keys).column_side(tiling.query_size)

@@ -119,6 +119,12 @@ def _row_base(case: Case, value: Any, wanted: dict[str, Any]) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("case", cases.ALL, ids=lambda case: case.name)
+CASES = [
+    pytest.param(case, id=case.name, marks=[] if case.name in cases.DAILY else pytest.mark.nightly)
+    for case in cases.ALL
+]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_every_stage(case: Case) -> None:
     assert differences(case) == []
