@@ -414,9 +414,10 @@ class BackwardRun(Run):
         )
         if not self.skips:
             dq = self._poisoned(dq, Use.DQ_K, 1)
+            dk, dv = self._poisoned(dk, Use.DK_Q, chains), self._poisoned(dv, Use.DV_DO, chains)
+        if not self.skips or self.recipe.gradient.normalisation == "fold_into_dout":
             dead = prologue.dead.reshape(self.tokens, self.heads, 1, 1)
             dq = self.layout.where(dead, np.uint32(0), dq)
-            dk, dv = self._poisoned(dk, Use.DK_Q, chains), self._poisoned(dv, Use.DV_DO, chains)
         found: dict[str, Array] = {"delta": delta.reshape(self.tokens, self.heads).T}
         scaled = self.recipe.gradient.softmax_scale == "epilogue"
         return Backward(

@@ -170,7 +170,7 @@ def sink_sums(sink: Array, base: Array, delta: Array, dead: Array, *, recipe: Re
 @_backend.jit
 def negated_sum(x: Array) -> Array:
     """The sums [heads] of [tiles, heads], ascending, with the other sign."""
-    return _float32.negate(reductions.reduce(x, REDUCTIONS["ascending"], 0))
+    return _float32.canonical(_float32.negate(reductions.reduce(x, REDUCTIONS["ascending"], 0)))
 
 
 def _splits(recipe: Recipe) -> bool:
@@ -339,10 +339,11 @@ def _differences(
     dv = sides.encoded_pairs(weights, recipe.dv.left, _by_query(dv_fold))
     cut = sides.without_guarded(ds, work.guarded if recipe.dq.guarded else None)
     dq_fold = None if dq_fold is None else dq_fold[:, None, :]
-    dq = sides.encoded_pairs(cut, recipe.dq.left, dq_fold)
+    dq = sides.encoded_pairs(sides.in_static_units(cut, recipe.dq.left), recipe.dq.left, dq_fold)
     dk = dq
     if recipe.dk.left.same_codes_as is None:
-        dk = sides.encoded_pairs(ds, recipe.dk.left, _by_query(dk_fold))
+        in_units = sides.in_static_units(ds, recipe.dk.left)
+        dk = sides.encoded_pairs(in_units, recipe.dk.left, _by_query(dk_fold))
     return _Middle(
         p,
         ds,

@@ -61,14 +61,18 @@ class Prepared:
         guards: what guarded blocks take, by input: bfloat16 values before quantization, without scales. Empty for
             recipes that guard nothing, or with guard_operands "codes", whose values follow from the copies.
         recipe: the recipe.
+        queries, keys: the documents that they were made for, None where nobody said.
     """
 
     operands: Mapping[str, OperandCopy]
     guards: Mapping[str, OperandCopy]
     recipe: Recipe
+    queries: Documents | None = None
+    keys: Documents | None = None
 
     def __post_init__(self) -> None:
-        _backend.register_value_type(Prepared, data=("operands", "guards"), meta=("recipe",))
+        meta = ("recipe", "queries", "keys")
+        _backend.register_value_type(Prepared, data=("operands", "guards"), meta=meta)
 
     def operand(self, use: Use | str) -> OperandCopy:
         """The copy that a use takes, by its name such as "dk.q". Raises ValueError for a use that is not prepared."""
@@ -176,7 +180,13 @@ class _Pass:
             if guarded and self.recipe.guard_operands == "inputs":
                 maker = self.makers[tensor]
                 guards[tensor] = self._operand(maker.copy(x, _HIGH), tensor, guarded)
-        return Prepared(operands=operands, guards=guards, recipe=self.recipe)
+        return Prepared(
+            operands=operands,
+            guards=guards,
+            recipe=self.recipe,
+            queries=self.documents.get("q", self.documents.get("do")),
+            keys=self.documents.get("k"),
+        )
 
     def _copies(self, tensor: str, x: Array) -> dict[str, tuple[Copy, list[Use]]]:
         """Every copy of an input and its uses, those that are promoted after those that they are promoted from."""

@@ -126,7 +126,8 @@ def combined(o: Array, lse: Array, sink: Array | None, softmax: Softmax) -> tupl
     if softmax.combine == "divide_last":
         out = _float32.multiply(out, _clamped_inverse(total)[:, :, None])
     out = xp.where(dead[:, :, None], np.uint32(0), out)
-    return out, xp.where(most == NEGATIVE_INFINITY, NEGATIVE_INFINITY, found)
+    none = dead & (most == NEGATIVE_INFINITY)  # not where the largest of some NaN is -inf
+    return out, xp.where(none, NEGATIVE_INFINITY, found)
 
 
 def _dead(row_max: Array, row_sum: Array, softmax: Softmax) -> Array:

@@ -92,6 +92,14 @@ def encoded_pairs(x: Array, operand: Operand, fold: Array | None) -> Pairs:
     return Pairs(encode_bits(x, scalar, overflow=overflow), None)
 
 
+def in_static_units(x: Array, operand: Operand) -> Array:
+    """float32 bits divided by a static scale; P takes its own by `p_offset` instead."""
+    if operand.static_scale is None or operand.static_scale == UNIT:
+        return x
+    xp = _backend.namespace(x)
+    return _float32.shift(x, xp.full(x.shape, 127 - operand.static_scale, dtype=np.int32))
+
+
 def pair_values(pairs: Pairs, operand: Operand, fold: Array | None) -> Array:
     """The values of `encoded_pairs` as float32 bits, without the scale that was taken over."""
     xp = _backend.namespace(pairs.codes)

@@ -103,7 +103,7 @@ def forward_from_operands(
         inputs.checked_softcap(softcap),
     )
     check_tiles(wanted, mask, sizes.heads, recipe)
-    _check_scales(operands, mask)
+    _check_documents(operands, mask)
     run = ForwardRun(recipe, shape, sizes, *_libraries(q, operands), wanted, inputs.sink_bits(sink))
     run.take(operands)
     return run.forward()
@@ -198,7 +198,7 @@ def backward_from_operands(
     inputs.check_one_library(arrays | dict(forward.saved))
     check_tiles(wanted, mask, sizes.heads, recipe)
     for given in (operands, preprocessed.operands):
-        _check_scales(given, mask)
+        _check_documents(given, mask)
     layout, compute, device = _libraries(q, operands)
     saved = {
         name: inputs.float32_bits(_backend.host(x) if layout is np else x)
@@ -277,8 +277,17 @@ def _libraries(x: Array, operands: Prepared) -> tuple[ModuleType, ModuleType, ob
     return (np if _backend.on_host(*arrays) else compute), compute, _backend.device(x)
 
 
-def _check_scales(operands: Prepared, mask: Mask) -> None:
-    """Refuse scales of another shape than codes, blocks and documents give."""
+def _check_documents(operands: Prepared, mask: Mask) -> None:
+    """Refuse operands of other documents, and scales of another shape than codes, blocks and documents give."""
+    for made_for, documents, name in (
+        (operands.queries, mask.queries, "cu_seqlens"),
+        (operands.keys, mask.keys, "cu_seqlens_k" if not mask.same_tokens else "cu_seqlens"),
+    ):
+        if made_for is not None and made_for != documents:
+            raise ValueError(
+                f"the operands were made for {made_for} and {name} means {documents}; blocks start at each document,"
+                " prepare them again"
+            )
     for use, name in copy_names(operands.recipe).items():
         copy = operands.operands.get(name)
         if copy is None or copy.scales is None:

@@ -108,10 +108,12 @@ def base(name: str, index: int) -> dict[str, bytes]:
     return results(with_tiles(RECIPES[name], TILE), index)
 
 
-def computed(name: str) -> list[tuple[str, object]]:
-    """The changes of a recipe that this package computes."""
+def computed(name: str, fields: str | tuple[str, ...] = "") -> list[tuple[str, object]]:
+    """The changes of a recipe's parts, those that end in `fields`, that this package computes."""
     recipe, found = with_tiles(RECIPES[name], TILE), []
     for path, value in changes(recipe):
+        if not path.endswith(fields):
+            continue
         try:
             other = changed(recipe, path, value)
             check_computed(other)
@@ -133,16 +135,16 @@ def test_the_roundings_of_the_score_factor_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "every"),
     [
-        name if name == "flamia-mxfp8" else pytest.param(name, marks=pytest.mark.nightly)
-        for name in RECIPES
+        ("flamia-mxfp8", 5),  # of many changes, one in five
+        *(pytest.param(name, 1, marks=pytest.mark.nightly) for name in RECIPES),
     ],
 )
-def test_a_change_that_is_not_computed_is_refused_by_name(name: str) -> None:
+def test_a_change_that_is_not_computed_is_refused_by_name(name: str, every: int) -> None:
     recipe = with_tiles(RECIPES[name], TILE)
     refused = 0
-    for path, value in changes(recipe):
+    for path, value in list(changes(recipe))[::every]:
         try:
             check_computed(changed(recipe, path, value))
         except ValueError as error:
@@ -156,7 +158,7 @@ def test_a_change_that_is_not_computed_is_refused_by_name(name: str) -> None:
             assert "\n" not in message
             assert len(message) < 300, message
             refused += 1
-    assert refused > 400
+    assert refused > 400 // every
 
 
 def neutral(name: str, path: str, value: object) -> str | None:
@@ -207,8 +209,8 @@ def test_a_change_of_a_model_or_a_factor_changes_a_bit() -> None:
     for name in ("cudnn-mxfp8", "flamia-mxfp8"):
         chosen = [
             (path, value)
-            for path, value in computed(name)
-            if path.startswith(("softmax.", "gradient.")) and path.endswith(fields)
+            for path, value in computed(name, fields)
+            if path.startswith(("softmax.", "gradient."))
         ]
         assert len(chosen) > 8
         assert not unexpected(name, chosen[::5])

@@ -22,7 +22,7 @@ from flamia_ref.attention import (
 )
 from flamia_ref.attention.description import data_differences, evidence_differences, summary
 from flamia_ref.attention.findings import TITLES, Verdict
-from flamia_ref.attention.product import Guard
+from flamia_ref.attention.product import Guard, Scope
 from flamia_ref.formats import dequantize, quantize
 from tests.attention.samples import BF16
 
@@ -125,6 +125,31 @@ def test_c2_counts_the_elements_that_two_quantizations_change(tensor: str) -> No
 
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+
+
+def test_c2_reads_static_scales_and_those_of_the_block_before() -> None:
+    static = replace(CUDNN.s.left, format="e4m3", block=None, scope=Scope.STATIC, static_scale=124)
+    before = replace(CUDNN.s.right, block=(32, 32), scope=Scope.PREVIOUS_BLOCK, static_scale=126)
+    mine = replace(CUDNN, name="mine", s=replace(CUDNN.s, left=static, right=before))
+    sample = samples.wide(SMALL, *SHAPE)
+    found = measures.traced(mine, sample, causal=True)
+    along_tokens = blocks(sample.q, (32, 1), sample.documents)
+    q = (sample.q.astype(np.float32) * 8).clip(-448, 448).astype(E4M3).astype(np.float64) / 8
+    assert measures.two_values(found, "q").differing == (q != along_tokens).sum() > 0
+
+    # k has one head. The amax of 32 tokens and 32 channels, over 448 and rounded up to a power of two.
+    k, along_tokens = sample.k[:, 0], blocks(sample.k, (32, 1), sample.documents)[:, 0]
+    expected = np.zeros(k.shape)
+    for document in sample.documents:
+        for first in (0, 32):
+            scale = 2.0**-1
+            for start in range(document.start, document.stop, 32):
+                part = (slice(start, min(start + 32, document.stop)), slice(first, first + 32))
+                x = k[part].astype(np.float64)
+                codes = (x / scale).clip(-448, 448).astype(np.float32).astype(E4M3)
+                expected[part] = codes.astype(np.float64) * scale
+                scale = 2.0 ** np.ceil(np.log2(np.abs(x).max() / 448))
+    assert measures.two_values(found, "k").differing == (expected != along_tokens).sum() > 0
 
 
 @pytest.mark.parametrize(("tensor", "later"), [("q", "dk"), ("k", "dq")])
@@ -439,6 +464,14 @@ def test_a_report() -> None:
     assert data["properties"][1]["figures"]["q.wide.differing"] > 0
     with pytest.raises(ValueError, match="unknown property 'C6'"):
         found["C6"]
+
+
+def test_a_recipe_whose_keys_are_split() -> None:
+    split = replace(FA4, name="mine", tiles=replace(FA4.tiles, key=32, splits=2))
+    runs = [measures.traced(split, samples.bell(SMALL, *SHAPE), causal=True)]
+    assert consistency._c1(runs).verdict is Verdict.HOLDS
+    assert consistency._c4(runs[0]).verdict is Verdict.HOLDS
+    assert consistency._gradient(runs[0]).verdict is Verdict.HOLDS
 
 
 def test_progress_and_recipes_that_are_not_computed() -> None:

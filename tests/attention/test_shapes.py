@@ -47,7 +47,7 @@ def seen(shape: Shape, index: int) -> np.ndarray:
 
 
 @every_recipe
-@few(6)
+@few(4)
 @given(shape=shapes(most=3))
 def test_packed_equals_each_document_alone(recipe: str, shape: Shape) -> None:
     packed, chosen = of_shape(shape, recipe), shape.recipe(recipe)
@@ -57,7 +57,7 @@ def test_packed_equals_each_document_alone(recipe: str, shape: Shape) -> None:
 
 
 @every_recipe
-@few(6)
+@few(5)
 @given(shape=shapes())
 def test_dead_rows_are_zero(recipe: str, shape: Shape) -> None:
     found = of_shape(shape, recipe, stages=False)
@@ -80,21 +80,20 @@ def test_dead_rows_are_zero(recipe: str, shape: Shape) -> None:
 
 
 @every_recipe
-@few(4)
+@few(3)
 @given(shape=shapes(masks=("causal", "causal, top-left", "full")))
 def test_a_window_as_wide_as_the_document_is_none(recipe: str, shape: Shape) -> None:
     queries, keys = shape.cu_seqlens
     options = shape.options | {"cu_seqlens": queries, "cu_seqlens_k": keys}
     plain = of_shape(shape, recipe)
     reach = max(max(pair) for pair in shape.lengths)
-    for left in (reach, None, -1):
-        window = (left, 0 if options["causal"] else reach)
+    for window in ((reach, 0 if options["causal"] else reach), (-1, None)):
         same = run(shape.arrays(), shape.recipe(recipe), **options | {"window": window})
         assert_results_same(same, plain)
 
 
 @every_recipe
-@few(4)
+@few(2)
 @given(shape=shapes(most=1))
 def test_groups_of_heads_are_repeated_heads(recipe: str, shape: Shape) -> None:
     """Forward and dQ: query head h takes the key/value head h // group."""
@@ -115,18 +114,18 @@ def test_groups_of_heads_are_repeated_heads(recipe: str, shape: Shape) -> None:
 
 
 @every_recipe
-@few(5)
+@few(3)
 @given(shape=shapes(most=1))
 def test_the_query_tile_changes_nothing(recipe: str, shape: Shape) -> None:
     """A row's state is its own, every chain runs over tokens in order, and the rest of a tile is zeros."""
     base = of_shape(dataclasses.replace(shape, tiles=(32, 32)), recipe)
-    for rows in (64, 96):
-        other = of_shape(dataclasses.replace(shape, tiles=(rows, 32)), recipe)
-        assert_results_same(other, base, without=("dsink",))  # which is added up by query tiles
+    rows = 64 if shape.seed % 2 else 96
+    other = of_shape(dataclasses.replace(shape, tiles=(rows, 32)), recipe)
+    assert_results_same(other, base, without=("dsink",))  # which is added up by query tiles
 
 
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "bf16-fa4"])
-@few(4)
+@few(3)
 @given(shape=shapes(most=1))
 def test_the_key_tile_changes_no_gradient_of_one_forward(recipe: str, shape: Shape) -> None:
     """P of the backward comes from lse, and dQ is one chain; of `bf16-fa4` it is a sum of partial sums."""
@@ -135,7 +134,7 @@ def test_the_key_tile_changes_no_gradient_of_one_forward(recipe: str, shape: Sha
     q, k, v, dout = shape.arrays()
     one = attention.forward(q, k, v, tiled(RECIPES[recipe], 32, 32), **options)
     gradients = []
-    for keys_of_tile in (32, 64, 96):
+    for keys_of_tile in (32, 96):
         other = dataclasses.replace(one, recipe=tiled(RECIPES[recipe], 32, keys_of_tile))
         gradients.append(attention.backward(q, k, v, dout, other))
     for found in gradients[1:]:
@@ -152,7 +151,7 @@ def test_the_key_tile_changes_nothing_where_nothing_depends_on_the_base(shape: S
     options = {"cu_seqlens": queries, "cu_seqlens_k": keys, **shape.options}
     base, *others = (
         run(shape.arrays(), tiled(recipe, 32, size), stages=False, **options)
-        for size in (32, 64, 96)
+        for size in (32, 96)
     )
     for other in others:
         assert_results_same(other, base)
@@ -162,7 +161,7 @@ CAUSAL = ("causal", "causal, top-left", "left window", "left window, top-left")
 
 
 @pytest.mark.parametrize("recipe", ONE_TOKEN)
-@few(5)
+@few(4)
 @given(shape=shapes(most=1, masks=CAUSAL))
 def test_prefix_parity(recipe: str, shape: Shape) -> None:
     """The last query and the last key taken away, whatever they were, and each prefix that is left stays."""

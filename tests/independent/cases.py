@@ -372,6 +372,7 @@ def cancellations() -> Iterator[Case]:
                 changes={"tiles.masked": "skipped", **changes},
                 options={"causal": False},
                 width=2,
+                nightly="ascending" in changes.values(),
                 **{"head_dim": 4, **arguments},
             )
 

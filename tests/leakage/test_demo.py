@@ -53,6 +53,18 @@ def test_every_output_by_hand(shown: Demo, recipe: str, witness: str) -> None:
         np.testing.assert_allclose(outputs.lse, lse, rtol=3e-7)
 
 
+def test_fp4_scores_change_nothing_here() -> None:
+    names = ("flamia-nvfp4-fp8", "flamia-nvfp4-fp8-ue4m3")
+    found = demo(names)
+    assert found.as_expected
+    assert {one.verdict for one in found.trials} == {"none_found"}
+    for one in found.trials[: len(WITNESS_NAMES)]:
+        for outputs, changed in ((one.before, False), (one.after, True)):
+            # q = k = 1 is 4 times 2^-2, so that S is that of the other recipes. In UE4M3 it becomes 1.03125.
+            wanted = expected(names[0], one.witness.name, changed=changed)
+            assert np.array_equal(outputs.out.view(np.uint32), wanted.view(np.uint32))
+
+
 def test_what_is_shown(shown: Demo) -> None:
     names = ("cudnn-mxfp8", "cudnn-mxfp8-pv-bf16", "flamia-mxfp8", "flamia-mxfp8-folded")
     assert tuple(shown.evidence) == names

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from flamia_ref.arithmetic import INSTRUCTIONS
+from flamia_ref.attention.knobs import Schedule
+from flamia_ref.attention.product import TileOrder
 from flamia_ref.attention.recipe import Step
 from flamia_ref.evidence import Evidence, weakest
 
@@ -37,4 +39,15 @@ def instruction(name: str) -> Step:
 
 
 SPECIAL = assumed("measured on every float32 on an H200 (sm_90); on sm_100 assumed")
-SPECIAL_FUNCTIONS = {f"softmax.{function}": SPECIAL for function in ("exp2", "log2", "reciprocal")}
+SPECIAL_FUNCTIONS = {
+    f"softmax.{function}": SPECIAL for function in ("exp2", "log2", "reciprocal", "tanh")
+}
+
+SCHEDULES = (
+    Schedule(name="descending", dq_order=TileOrder.DESCENDING, key_order=TileOrder.DESCENDING),
+    Schedule(name="shifted", dq_order=TileOrder.SHIFTED, key_order=TileOrder.SHIFTED),
+    Schedule(name="heads descending", heads_order="descending"),
+    Schedule(name="two splits", splits=2),
+)
+"""The schedules of our own recipes besides the ascending one: the deterministic orders of arXiv:2601.21824, and a split
+of the keys."""

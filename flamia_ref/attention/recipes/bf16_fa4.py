@@ -39,9 +39,20 @@ as is done here for other rows with that lse, those whose sum is NaN.
 
 Left to the compiler, and assumed here: that m c + lg2(l) is one fused multiply-add, and the order inside a thread of
 step 9.
+
+Windows, alignments, a soft cap, a sink and splits of the keys are as `docs/attention.md` says for a base of S; the sink
+is that of correction_loop, the splits those of flash_fwd_combine.py, fused multiply-adds assumed in both. The kernels
+make a soft cap of a score_mod, with the same three roundings. A gradient of the sink is not theirs.
 """
 
-from flamia_ref.attention.knobs import DeltaSum, EmulatedColumns, Gradient, Softmax, Tiles
+from flamia_ref.attention.knobs import (
+    DeltaSum,
+    EmulatedColumns,
+    Gradient,
+    Schedule,
+    Softmax,
+    Tiles,
+)
 from flamia_ref.attention.product import Accumulation, Operand, Product, Scope, TileOrder
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.recipes._sources import (
@@ -88,6 +99,12 @@ BF16_FA4 = Recipe(
         score_factor="float32_product", normalisation="lse", delta=DeltaSum.THREAD_VECTORS
     ),
     tiles=Tiles(masked="skipped"),
+    # Its default adds to dQ in any order; deterministic it takes one of these. Splits are the caller's.
+    schedules=(
+        Schedule(name="dq ascending", dq_order=TileOrder.ASCENDING),
+        Schedule(name="dq descending", dq_order=TileOrder.DESCENDING),
+        Schedule(name="two splits", splits=2),
+    ),
     steps={
         **dict.fromkeys(("s", "o"), read(_FA4 + "flash_fwd_sm100.py")),
         **dict.fromkeys(("dp", "dv", "dq", "dk"), read(_FA4 + "flash_bwd_sm100.py")),
@@ -96,6 +113,7 @@ BF16_FA4 = Recipe(
         **SPECIAL_FUNCTIONS,
         "softmax.emulated": read(_FA4 + "softmax.py and flash_fwd_sm100.py, _TUNING_CONFIG"),
         "softmax.lse": assumed(_COMPILER + _FA4 + "flash_fwd_sm100.py, correction_loop"),
+        "softmax.combine": assumed(_COMPILER + _FA4 + "flash_fwd_combine.py"),
         "gradient": read(_FA4 + "flash_bwd_sm100.py"),
         "gradient.delta": assumed(_COMPILER + _FA4 + "flash_bwd_preprocess.py"),
         "tiles": read(_FA4 + "block_info.py"),

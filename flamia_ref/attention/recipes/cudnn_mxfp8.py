@@ -46,13 +46,24 @@ with 2^inf there.
 v, P, and in the backward P, dO, dS, q and k; its P is not multiplied by 16 (x = fma(S, c, -m), nothing is subtracted
 from lse).
 
+Windows, alignments, a sink and splits of the keys are as `docs/attention.md` says for a base in units of S c; the sink
+is that of the forward's epilogue, and split_combine.py has the splits. The kernels have no soft cap and no gradient of
+the sink: those are assumed.
+
 Left to the compiler, and assumed here: that the products and sums of steps 3, 4 and 6 are fused as written. The
 kernel has no select in step 9; its P is 0 there.
 """
 
 from dataclasses import replace
 
-from flamia_ref.attention.knobs import DeltaSum, EmulatedColumns, Gradient, Softmax, Tiles
+from flamia_ref.attention.knobs import (
+    DeltaSum,
+    EmulatedColumns,
+    Gradient,
+    Schedule,
+    Softmax,
+    Tiles,
+)
 from flamia_ref.attention.product import Operand, Product, Scope, Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.recipes._sources import (
@@ -97,6 +108,7 @@ _SOFTMAX = Softmax(
     row_sum="two_lanes",
     normalisation="division",
     lse="natural_fma",
+    combine="divide_last",
 )
 _STEPS = {
     **dict.fromkeys(("s", "o"), read(_FORWARD)),
@@ -107,6 +119,7 @@ _STEPS = {
     "softmax.exp2_argument": assumed(_COMPILER + _FORWARD),
     "softmax.row_sum": assumed(_COMPILER + _FORWARD),
     "softmax.lse": assumed(_COMPILER + _FORWARD),
+    "softmax.combine": assumed(_COMPILER + _FRONT_END + "fwd/kernels/sm100/split_combine.py"),
     "gradient": assumed(_BACKWARD + "; assumed for other sizes"),
     "tiles": read(_FORWARD),
     "guard_operands": read("no block is guarded"),
@@ -139,6 +152,7 @@ CUDNN_MXFP8 = Recipe(
         heads="one_chain",
     ),
     tiles=Tiles(masked="skipped"),
+    schedules=(Schedule(name="two splits", splits=2),),
     steps=_STEPS,
 )
 

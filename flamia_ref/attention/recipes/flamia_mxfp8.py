@@ -32,6 +32,8 @@ The steps of `flamia-mxfp8`; its notation and what is not said here are those of
 `flamia-mxfp8-unguarded` has no guarded block, and 32x32 scales everywhere but for the forward's P: q, k, v and dO'
 one copy each with both its orientations, nothing folded; dS by `rule` over 32 queries and 32 keys, one copy in dQ and
 dK; the P of dV likewise. Its later tokens reach earlier outputs, which is what it is for.
+
+Windows, alignments, a soft cap, a sink and splits of the keys are as `docs/attention.md` says for an integer base.
 """
 
 from dataclasses import replace
@@ -44,6 +46,7 @@ from flamia_ref.attention.recipes._sources import (
     MUFU,
     MX,
     PRODUCTS,
+    SCHEDULES,
     SIDES,
     SPECIAL_FUNCTIONS,
     assumed,
@@ -125,6 +128,7 @@ FLAMIA_MXFP8 = Recipe(
     softmax=_SOFTMAX,
     gradient=Gradient(),
     tiles=Tiles(masked="skipped"),
+    schedules=SCHEDULES,
     steps={
         **_STEPS,
         **{f"{product}.guard_instruction": instruction(F16) for product in PRODUCTS},
@@ -148,5 +152,6 @@ FLAMIA_MXFP8_UNGUARDED = Recipe(
     softmax=_SOFTMAX,
     gradient=Gradient(),
     tiles=Tiles(masked="skipped"),
+    schedules=SCHEDULES,
     steps=_STEPS,
 )

@@ -47,6 +47,8 @@ have l = 0, so that out is NaN and lse -inf, or l = infinity, so that out is 0 o
 
 A NaN code of V reaches every row whose chain holds its block, so every row of its document (0 times NaN is NaN), in its
 channel and the query heads of its key/value head. A NaN of K or Q reaches the pairs that see it.
+
+Windows, alignments, a soft cap, a sink and splits of the keys are as `docs/attention.md` says for an integer base.
 """
 
 from flamia_ref.attention.knobs import Gradient, Softmax
@@ -56,6 +58,7 @@ from flamia_ref.attention.recipes._sources import (
     MUFU,
     MX,
     PRODUCTS,
+    SCHEDULES,
     SIDES,
     SPECIAL_FUNCTIONS,
     assumed,
@@ -105,6 +108,7 @@ FLAMIA_MXFP8_FOLDED = Recipe(
     ),
     softmax=Softmax(exp2=MUFU, log2=MUFU, reciprocal=MUFU),
     gradient=Gradient(),
+    schedules=SCHEDULES,
     steps={
         **dict.fromkeys(PRODUCTS, _OURS),
         **{f"{product}.instruction": instruction(MX) for product in PRODUCTS},

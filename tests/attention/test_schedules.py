@@ -1,0 +1,76 @@
+"""The schedules of every recipe: each is another order of the same sums."""
+
+import json
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flamia_ref import attention
+from flamia_ref.attention import RECIPES
+from tests.attention.samples import bits
+from tests.independent import engine
+
+LENGTHS = (70, 1, 40)
+SCHEDULES = [
+    (name, schedule.name) for name, recipe in RECIPES.items() for schedule in recipe.schedules
+]
+
+
+def inputs(heads: int = 2, kv_heads: int = 1, head_dim: int = 32) -> list[np.ndarray]:
+    rng = np.random.default_rng(5)
+    shapes = (heads, kv_heads, kv_heads, heads)
+    tokens = sum(LENGTHS)
+    return [
+        (rng.standard_normal((tokens, count, head_dim)) * 2).astype(ml_dtypes.bfloat16)
+        for count in shapes
+    ]
+
+
+def results(recipe: attention.Recipe) -> dict[str, np.ndarray]:
+    q, k, v, dout = inputs()
+    forward = attention.forward(q, k, v, recipe, cu_seqlens=np.cumsum((0, *LENGTHS)))
+    backward = attention.backward(q, k, v, dout, forward)
+    return {
+        "out": forward.out,
+        "lse": forward.lse,
+        "dq": backward.dq,
+        "dk": backward.dk,
+        "dv": backward.dv,
+    }
+
+
+def small(recipe: attention.Recipe) -> attention.Recipe:
+    """With tiles that the documents have several of."""
+    return replace(recipe, tiles=replace(recipe.tiles, query=32, key=32))
+
+
+@pytest.mark.parametrize(("name", "schedule"), SCHEDULES)
+def test_a_schedule_is_what_the_second_implementation_makes_of_its_data(name, schedule) -> None:
+    recipe = small(RECIPES[name].scheduled(schedule))
+    q, k, v, dout = (x.view(np.uint16) for x in inputs())
+    expected = engine.run(json.loads(recipe.to_json()), q, k, v, dout, np.cumsum((0, *LENGTHS)))
+    for result, values in results(recipe).items():
+        wanted = expected[result]
+        if wanted.dtype == np.uint16:
+            wanted = wanted.astype(np.uint32) << 16
+        assert (bits(values) == wanted).all(), result
+
+
+@pytest.mark.parametrize(("name", "schedule"), SCHEDULES)
+def test_a_schedule_changes_no_more_than_roundings(name, schedule) -> None:
+    recipe = small(RECIPES[name])
+    own, other = results(recipe), results(recipe.scheduled(schedule))
+    for result in own:
+        distance = np.linalg.norm(own[result] - other[result]) / np.linalg.norm(own[result])
+        assert distance < 0.02, result
+
+
+def test_schedules_are_found_by_name_and_are_whole_recipes() -> None:
+    for name, schedule in SCHEDULES:
+        found = RECIPES[name].scheduled(schedule)
+        assert attention.Recipe.from_json(found.to_json()) == found
+        assert found.schedules == ()
+    with pytest.raises(ValueError, match="unknown schedule 'shifty'; did you mean 'shifted'"):
+        RECIPES["flamia-mxfp8"].scheduled("shifty")
