@@ -98,6 +98,12 @@ shapes.
 
 """
 
+EVERYTHING = """
+## Everything else
+
+Schedules are other orders of work that are the same path: `recipe.scheduled(NAME)` has the bits of one.
+
+"""
 ALIKE = """
 The same in all of them, *-* where there is none:
 
@@ -204,6 +210,8 @@ def knob_rows(recipes: Mapping[str, Recipe]) -> Iterable[str]:
                 yield row([f"`{path}`", *values])
             else:
                 alike.append((path, values[0]))
+    schedules = (", ".join(one.name for one in recipe.schedules) for recipe in recipes.values())
+    yield row(["`schedules`", *(names or "-" for names in schedules)])
     yield ALIKE + head(["part", "all recipes"])
     yield from (row([f"`{path}`", value]) for path, value in alike)
 
@@ -257,7 +265,7 @@ def data_sections(recipes: Mapping[str, Recipe]) -> str:
         lines.append(row([f"`{use}`", *cells]))
     lines += [BYTES, *bytes_rows(recipes), COST, *safeguard_rows(recipes)]
     lines += [SHARES, *cost_rows(recipes)]
-    lines += ["\n## Everything else\n\n", *knob_rows(recipes)]
+    lines += [EVERYTHING, *knob_rows(recipes)]
     return "".join(lines)
 
 

@@ -94,7 +94,7 @@ def combined(o: Array, lse: Array, sink: Array | None, softmax: Softmax) -> tupl
         sink = xp.broadcast_to(sink[:, None], most.shape)
         most = _float32.maximum_number(most, sink)
     base = xp.where(most == NEGATIVE_INFINITY, np.uint32(0), most)
-    zero, dead = xp.zeros_like(most), (lse == NEGATIVE_INFINITY).all(axis=0)
+    zero, dead = xp.zeros_like(most), ~(lse != NEGATIVE_INFINITY).any(axis=0)
     weights, total, out = [], zero, xp.zeros_like(o[0])
 
     def weight(x: Array) -> Array:

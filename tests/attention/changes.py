@@ -1,14 +1,15 @@
 """Every change of one field of a recipe, to a sample of the values that its type allows."""
 
 import dataclasses
+import json
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
 from flamia_ref.arithmetic import INSTRUCTIONS
 from flamia_ref.arithmetic.special import SPECIAL_MODELS
-from flamia_ref.attention import Recipe, Use
+from flamia_ref.attention import RECIPES, Recipe, Use
 from flamia_ref.attention.knobs import EmulatedColumns
 
 _FORMATS = (
@@ -85,3 +86,16 @@ def with_tiles(recipe: Recipe, rows: int) -> Recipe:
     return dataclasses.replace(
         recipe, tiles=dataclasses.replace(recipe.tiles, query=rows, key=rows)
     )
+
+
+def with_changes(recipe: str, changes: Mapping[str, Any]) -> Recipe:
+    """The recipe in tiles of 32 with other values at dotted paths, all at once."""
+    data = json.loads(RECIPES[recipe].to_json())
+    for path, value in {"tiles.query": 32, "tiles.key": 32, **changes}.items():
+        *parents, name = path.split(".")
+        part = data
+        for parent in parents:
+            part = part[parent]
+        assert name in part, path
+        part[name] = value
+    return Recipe.from_json(data)

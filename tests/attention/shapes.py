@@ -1,4 +1,4 @@
-"""Attention of every mask and shape, run with every stage, and documents cut out of it. Expected values are elsewhere."""
+"""Attention of every mask and shape, with every stage, and documents cut out of it. Expected values are elsewhere."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -92,10 +92,13 @@ def run(
     sink = {} if other.dsink is None else {"dsink": other.dsink}
     return {
         **one.trace,
-        **{"out": one.out, "lse": one.lse},
+        "out": one.out,
+        "lse": one.lse,
         **{f"saved.{name}": value for name, value in one.saved.items()},
         **other.trace,
-        **{"dq": other.dq, "dk": other.dk, "dv": other.dv},
+        "dq": other.dq,
+        "dk": other.dk,
+        "dv": other.dv,
         **sink,
     }
 

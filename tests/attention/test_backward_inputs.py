@@ -178,8 +178,16 @@ KEPT = attention.forward(Q, K, V, KEEPING, cu_seqlens=CU_SEQLENS).saved
         (KEPT | {"p": OUT}, ValueError, "unknown saved array 'p'"),
         (KEPT | {"o": OUT.astype(np.float64)}, TypeError, "saved['o'] holds float64; it must be"),
         (KEPT | {"o": OUT.tolist()}, TypeError, "saved['o'] is a list; it must be a numpy or JAX"),
-        (KEPT | {"o": OUT[:4]}, ValueError, "saved['o'] has shape (4, 4, 32); for this out it must"),
-        (KEPT | {"row_base": LSE[:2, :, None]}, ValueError, "saved['row_base'] has shape (2, 8, 1)"),
+        (
+            KEPT | {"o": OUT[:4]},
+            ValueError,
+            "saved['o'] has shape (4, 4, 32); for this out and these",
+        ),
+        (
+            KEPT | {"row_base": LSE[:2, :, None]},
+            ValueError,
+            "saved['row_base'] has shape (2, 8, 1)",
+        ),
         (KEPT | {"row_base": LSE}, ValueError, "saved['row_base'] has shape (4, 8)"),
         (KEPT | {"row_base": LSE[:, :, None][:, :, :0]}, ValueError, "saved['row_base'] has shape"),
     ],

@@ -154,7 +154,7 @@ def test_a_fused_exponent_of_a_mask_value_that_rounds() -> None:
 
 @pytest.mark.parametrize("recipe", ["cudnn-mxfp8", "flamia-mxfp8-folded", "bf16-fa4"])
 def test_a_mask_value_that_is_near_lets_masked_values_in(recipe: str) -> None:
-    """-8 is no mask: e^(-8 scale) of each masked column of the tiles that are worked on, past the document's end too."""
+    """-8 is no mask: e^(-8 scale) of each masked column of the tiles worked on, past the document's end too."""
     q = np.zeros((40, 1, 32), BF16)
     v = np.zeros((40, 1, 32), BF16)
     v[20:] = 1
@@ -303,8 +303,12 @@ def test_a_sink_is_a_key_of_value_zero(recipe: str) -> None:
     sink = np.array([0.0, 1.5], np.float32)
     found = attention.forward(zero, zero, one_, recipe, sink=sink, trace=("o",))
     share = 1 / (1 + np.exp(sink.astype(np.float64)))
-    np.testing.assert_allclose(found.trace["o"][0], np.repeat(share[:, None], 32, axis=1), rtol=2e-6)
-    np.testing.assert_allclose(found.lse[:, 0], np.log1p(np.exp(sink.astype(np.float64))), rtol=2e-6)
+    np.testing.assert_allclose(
+        found.trace["o"][0], np.repeat(share[:, None], 32, axis=1), rtol=2e-6
+    )
+    np.testing.assert_allclose(
+        found.lse[:, 0], np.log1p(np.exp(sink.astype(np.float64))), rtol=2e-6
+    )
     grads = attention.backward(zero, zero, one_, one_, found)
     delta = 32 * found.out[0, :, 0].astype(np.float64)
     np.testing.assert_allclose(grads.dsink, -(1 - share) * delta, rtol=0.02)

@@ -11,6 +11,7 @@ import pytest
 from flamia_ref.attention import RECIPES, Recipe, backward_stages, forward_stages
 from flamia_ref.attention.copies import copy_names
 from flamia_ref.attention.stages import pair_names
+from tests.attention.changes import with_changes
 from tests.attention.samples import BF16, bits, cancelling
 from tests.attention.shapes import Shape, run
 
@@ -18,19 +19,6 @@ FOLDED, CUDNN, FA4 = "flamia-mxfp8-folded", "cudnn-mxfp8", "bf16-fa4"
 GUARDED, FP4 = "flamia-mxfp8", "flamia-nvfp4-fp8"
 
 Changes = Mapping[str, Any]
-
-
-def with_changes(recipe: str, changes: Changes) -> Recipe:
-    """The recipe in tiles of 32 with other values at dotted paths, all at once."""
-    data = json.loads(RECIPES[recipe].to_json())
-    for path, value in {"tiles.query": 32, "tiles.key": 32, **changes}.items():
-        *parents, name = path.split(".")
-        part = data
-        for parent in parents:
-            part = part[parent]
-        assert name in part, path
-        part[name] = value
-    return Recipe.from_json(data)
 
 
 def _infinite_dp():

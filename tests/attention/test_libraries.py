@@ -33,29 +33,30 @@ def test_numpy_equals_jax_in_every_stage(recipe: str, make, causal: bool) -> Non
     assert_all_same(compiled, plain)
 
 
+_MASKS = [
+    ("flamia-mxfp8", {"mask": "window, bottom-right", "sink": (0.5, -np.inf), "softcap": 3.0}, {}),
+    ("bf16-fa4", {"mask": "left window", "sink": (0.5, 4.0)}, {"tiles.splits": 2}),
+    (
+        "flamia-mxfp8-folded",
+        {"mask": "full", "sink": (0.5, 4.0)},
+        {"tiles.splits": 3, "softmax.combine": "divide_last", "gradient.p_for_dv": "forward"},
+    ),
+]
+_MORE_MASKS = [
+    ("cudnn-mxfp8", {"mask": "left window, top-left", "sink": (0.5, 4.0)}, {}),
+    (
+        "flamia-mxfp8-folded",
+        {"mask": "right window", "softcap": 2.0},
+        {"gradient.delta_source": "p_dp", "dq.tile_order": "shifted"},
+    ),
+    ("flamia-nvfp4-fp8-ue4m3", {"mask": "causal, top-left", "softcap": 0.5}, {}),
+]
+
+
 @pytest.mark.parametrize(
     ("recipe", "fields", "changes"),
-    [
-        (
-            "flamia-mxfp8",
-            {"mask": "window, bottom-right", "sink": (0.5, -np.inf), "softcap": 3.0},
-            {},
-        ),
-        ("bf16-fa4", {"mask": "left window", "sink": (0.5, 4.0)}, {"tiles.splits": 2}),
-        ("cudnn-mxfp8", {"mask": "left window, top-left", "sink": (0.5, 4.0)}, {}),
-        (
-            "flamia-mxfp8-folded",
-            {"mask": "full", "sink": (0.5, 4.0)},
-            {"tiles.splits": 3, "softmax.combine": "divide_last", "gradient.p_for_dv": "forward"},
-        ),
-        (
-            "flamia-mxfp8-folded",
-            {"mask": "right window", "softcap": 2.0},
-            {"gradient.delta_source": "p_dp", "dq.tile_order": "shifted"},
-        ),
-        ("flamia-nvfp4-fp8-ue4m3", {"mask": "causal, top-left", "softcap": 0.5}, {}),
-    ],
-    ids=lambda x: x if isinstance(x, str) else None,
+    [*_MASKS, *(pytest.param(*case, marks=pytest.mark.nightly) for case in _MORE_MASKS)],
+    ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_numpy_equals_jax_for_masks_sinks_and_splits(recipe: str, fields, changes) -> None:
     shape = Shape(lengths=((140, 200), (0, 9), (200, 70)), head_dim=32, value_dim=48, **fields)

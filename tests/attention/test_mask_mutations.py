@@ -12,7 +12,6 @@ import pytest
 from flamia_ref import _float32
 from flamia_ref.attention import (
     Forward,
-    Recipe,
     backward_pass,
     backward_stages,
     forward_pass,

@@ -28,7 +28,6 @@ from tests.attention.passes import passes, with_dout
 from tests.attention.samples import BF16, bell, bits
 from tests.independent import attention as independent
 
-
 NAMES = tuple(independent.RECIPES)
 
 

@@ -11,6 +11,7 @@ from jax.extend.core import jaxprs_in_params
 
 from flamia_ref import attention
 from flamia_ref.attention import RECIPES, Forward, Recipe
+from tests.attention.changes import with_changes
 from tests.attention.passes import passes, with_dout
 from tests.attention.samples import assert_same, bell
 from tests.attention.shapes import Shape, run
@@ -105,6 +106,42 @@ def test_programs_hold_only_listed_primitives(recipe: str) -> None:
     assert "fused_sum" in forward & backward
 
 
+@pytest.mark.parametrize(
+    ("recipe", "changes"),
+    [
+        ("flamia-mxfp8-folded", {"tiles.splits": 2, "gradient.p_for_dv": "forward"}),
+        (
+            "flamia-mxfp8-folded",
+            {
+                "tiles.splits": 2,
+                "softmax.combine": "divide_last",
+                "gradient.delta_source": "p_dp",
+                "dq.tile_order": "shifted",
+            },
+        ),
+        ("flamia-mxfp8", {"guard_operands": "codes"}),
+        ("bf16-fa4", {"softmax.mask_value": -1e30, "o.accumulation": "float32_partials"}),
+        ("cudnn-mxfp8", {"o.right.scope": "previous_block", "o.right.static_scale": 127}),
+    ],
+    ids=str,
+)
+def test_programs_of_masks_and_splits_hold_only_listed_primitives(recipe: str, changes) -> None:
+    """With a window, a soft cap, a traced sink, and other keys than queries."""
+    shape = Shape(
+        lengths=((40, 70), (0, 3), (33, 20)), mask="window, bottom-right", softcap=2.0, head_dim=32
+    )
+    queries, keys = shape.cu_seqlens
+    options = {"cu_seqlens": queries, "cu_seqlens_k": keys, **shape.options}
+
+    def both(q, k, v, dout, sink):
+        return run((q, k, v, dout), with_changes(recipe, changes), **options | {"sink": sink})
+
+    given = [jnp.asarray(x) for x in shape.arrays()]
+    program = jax.make_jaxpr(both)(*given, jnp.zeros(2, jnp.float32))
+    met = primitives(program.jaxpr)
+    assert met <= PRIMITIVES, f"new: {sorted(met - PRIMITIVES)}"
+
+
 def test_every_listed_primitive_is_met() -> None:
     met = set().union(*(names for recipe in RECIPES for names in programs(recipe)))
     assert met == PRIMITIVES, f"gone: {sorted(PRIMITIVES - met)}"
@@ -147,7 +184,12 @@ def run_masked(recipe: Recipe | str, lengths, **options) -> None:
 def test_new_lengths_compile_nothing(recipe: str) -> None:
     """Documents of more than 64 tokens: one shape of tiles. The test below has them all."""
     rng = np.random.default_rng(0)
-    run_both(recipe, [66, 200], causal=True)
+    for causal in (
+        True,
+        False,
+    ):  # with a full mask there may be no guarded block in a batch of tiles
+        run_both(recipe, [66, 200], causal=causal)
+        run_both(recipe, [128], causal=causal)
     with count_compilations() as compiled:
         for index in range(30):
             lengths = [int(rng.integers(65, 180 if index % 5 == 0 else 129))]
@@ -164,7 +206,8 @@ def test_new_lengths_compile_nothing(recipe: str) -> None:
 )
 def test_new_lengths_of_every_tile_shape_compile_nothing(recipe: str) -> None:
     rng = np.random.default_rng(0)
-    run_both(recipe, [20, 50, 100, 200], causal=True)
+    for causal in (True, False):
+        run_both(recipe, [20, 50, 100, 200], causal=causal)
     with count_compilations() as compiled:
         for index in range(30):
             lengths = rng.integers(0, 220, rng.integers(1, 5)).tolist()
@@ -175,7 +218,9 @@ def test_new_lengths_of_every_tile_shape_compile_nothing(recipe: str) -> None:
 @pytest.mark.parametrize(
     "recipe",
     [
-        name if name in ("bf16-fa4", "flamia-mxfp8") else pytest.param(name, marks=pytest.mark.nightly)
+        name
+        if name in ("bf16-fa4", "flamia-mxfp8")
+        else pytest.param(name, marks=pytest.mark.nightly)
         for name in RECIPES
     ],
 )

@@ -186,9 +186,7 @@ def test_the_range_of_p_is_that_of_a_constant_scale() -> None:
     """2^8 is e4m3's largest power of two: threshold and offset together must not pass it."""
     base = RECIPES["cudnn-mxfp8"]
     for threshold, offset in ((8, 0), (0, 8), (4, 4), (1, 7)):
-        softmax = dataclasses.replace(
-            base.softmax, rescale_threshold=threshold, p_offset=offset
-        )
+        softmax = dataclasses.replace(base.softmax, rescale_threshold=threshold, p_offset=offset)
         assert dataclasses.replace(base, softmax=softmax).softmax == softmax
         beyond = dataclasses.replace(softmax, rescale_threshold=threshold + 1)
         with pytest.raises(ValueError, match=r"lets P reach 2\^9"):
@@ -248,7 +246,12 @@ def test_not_json() -> None:
         ("bf16-fa4", "s.tile_order", TileOrder.DESCENDING, "s.tile_order = 'descending'"),
         ("bf16-fa4", "input", "fp16", "input = 'fp16'; computed are 'bf16'"),
         ("bf16-fa4", "o.tile_order", TileOrder.SHIFTED, "o.tile_order = 'shifted'; computed are"),
-        ("bf16-fa4", "dk.tile_order", TileOrder.DESCENDING, "one loop over query tiles adds to both"),
+        (
+            "bf16-fa4",
+            "dk.tile_order",
+            TileOrder.DESCENDING,
+            "one loop over query tiles adds to both",
+        ),
         ("bf16-fa4", "tiles.masked", "computed", "has o.right.format = 'bf16'; computed are "),
         ("cudnn-mxfp8", "tiles.masked", "computed", "gradient.heads = 'one_chain'; computed are "),
         ("flamia-mxfp8-folded", "gradient.masked_ds", "product", "gradient.masked_ds = 'product'"),

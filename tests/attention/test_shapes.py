@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from flamia_ref import attention
 from flamia_ref.attention import RECIPES, Forward
 from tests.attention.changes import changed
-from tests.attention.masks import MASKS, offsets, visible
+from tests.attention.masks import MASKS, visible
 from tests.attention.samples import BF16, assert_same, bell, bits
 from tests.attention.shapes import Shape, alone, document, of_shape, run, shapes, tiled
 
@@ -150,8 +150,7 @@ def test_the_key_tile_changes_nothing_where_nothing_depends_on_the_base(shape: S
     queries, keys = shape.cu_seqlens
     options = {"cu_seqlens": queries, "cu_seqlens_k": keys, **shape.options}
     base, *others = (
-        run(shape.arrays(), tiled(recipe, 32, size), stages=False, **options)
-        for size in (32, 96)
+        run(shape.arrays(), tiled(recipe, 32, size), stages=False, **options) for size in (32, 96)
     )
     for other in others:
         assert_results_same(other, base)
@@ -198,7 +197,9 @@ def test_masked_scores_reach_no_output(recipe: str, value: float) -> None:
     queries, keys = shape.cu_seqlens
     options = {"cu_seqlens": queries, "cu_seqlens_k": keys, **shape.options}
     (hidden,) = np.nonzero(~seen(shape, 0).any(axis=0))
-    assert hidden.tolist() == list(range(28))  # 33 queries stand at the keys 37 to 69, and see 9 before
+    assert hidden.tolist() == list(
+        range(28)
+    )  # 33 queries stand at the keys 37 to 69, and see 9 before
     base = run((q, k, v, dout), shape.recipe(recipe), stages=False, **options)
     other = k.copy()
     other[hidden[::3]] = value
@@ -257,9 +258,19 @@ def test_no_tokens_and_empty_documents(recipe: str) -> None:
     """B35: cu_seqlens of queries and of keys with empty documents, on either side and on both."""
     q, k, v, _ = bell(3, [5], 2, 1, 32)
     dout = q[::-1].copy()
-    one = run((q[:3], k[2:], v[2:], dout[:3]), recipe, stages=False, cu_seqlens_k=[0, 3], cu_seqlens=[0, 3])
+    one = run(
+        (q[:3], k[2:], v[2:], dout[:3]),
+        recipe,
+        stages=False,
+        cu_seqlens_k=[0, 3],
+        cu_seqlens=[0, 3],
+    )
     found = run(
-        (q[:3], k, v, dout[:3]), recipe, stages=False, cu_seqlens=[0, 0, 3, 3], cu_seqlens_k=[0, 2, 5, 5]
+        (q[:3], k, v, dout[:3]),
+        recipe,
+        stages=False,
+        cu_seqlens=[0, 0, 3, 3],
+        cu_seqlens_k=[0, 2, 5, 5],
     )
     for name in ("out", "lse", "dq"):
         assert_same(found[name], one[name], name)
@@ -279,7 +290,9 @@ def test_no_tokens_and_empty_documents(recipe: str) -> None:
             assert nothing["out"].shape == nothing["dq"].shape == nothing["dv"].shape == (0, 2, 32)
             assert nothing["lse"].shape == (2, 0)
             assert sink is None or not nothing["dsink"].any()
-    keys = run((empty, k[:, [0, 0]], v[:, [0, 0]], empty), recipe, cu_seqlens=[0, 0], cu_seqlens_k=[0, 5])
+    keys = run(
+        (empty, k[:, [0, 0]], v[:, [0, 0]], empty), recipe, cu_seqlens=[0, 0], cu_seqlens_k=[0, 5]
+    )
     assert keys["dk"].shape == (5, 2, 32)
     assert not keys["dk"].any()
 
