@@ -16,7 +16,7 @@ from flamia_ref.attention.computed import check_computed
 from flamia_ref.attention.kernel_results import check_backward
 from flamia_ref.attention.product import Accumulation, TileOrder, Use
 from flamia_ref.attention.results import Backward, Forward
-from flamia_ref.attention.run import TILES, Run, Sizes
+from flamia_ref.attention.run import TILES, Late, Run, Sizes
 from flamia_ref.attention.softmax import Factors
 from flamia_ref.attention.stages import backward_stages, pair_names
 from flamia_ref.attention.traced import (
@@ -38,7 +38,8 @@ from flamia_ref.packing import (
 from flamia_ref.packing.tiles import Indices
 
 Place = tuple[int, int, int]  # document, head, first token of a tile
-Sums = dict[str, dict[Place, Array]]
+Kept = tuple[Late, int]  # the sums of a batch of pairs, and which of them
+Sums = dict[str, dict[Place, Kept]]
 
 _ROWS = 1024  # rows before and after the tiles that are computed together
 _PAIRED_FROM = 128  # head_dim from which a partial sum of dQ takes in two key tiles
@@ -219,21 +220,18 @@ class BackwardRun(Run):
             query_tokens, key_tokens = tiles.query_tokens(), batch.key_tokens()
             places = {"delta": [key[:3] for key in keys]}
             state = self._gathered("delta", sums, places, tiles.rows, len(batch), lanes)
-            new = self.to_layout(
-                backward_tile.delta_step(
-                    state,
-                    self.rows(Use.S_Q, query_tokens, tiles.head),
-                    self.rows(Use.S_K, key_tokens, kv_head),
-                    self.rows(Use.DP_DO, query_tokens, tiles.head),
-                    self.rows(Use.DP_V, key_tokens, kv_head),
-                    row_values,
-                    work,
-                    self.factors,
-                    recipe=self.recipe,
-                )
+            new = backward_tile.delta_step(
+                state,
+                self.rows(Use.S_Q, query_tokens, tiles.head),
+                self.rows(Use.S_K, key_tokens, kv_head),
+                self.rows(Use.DP_DO, query_tokens, tiles.head),
+                self.rows(Use.DP_V, key_tokens, kv_head),
+                row_values,
+                work,
+                self.factors,
+                recipe=self.recipe,
             )
-            for at, place in enumerate(places["delta"]):
-                sums["delta"][place] = new[at]
+            self._keep(sums["delta"], places["delta"], new)
         rows = self.tokens * self.heads
         packed = self._packed(sums["delta"], self.heads, self.mask.queries, lanes)
         (delta,) = self._in_batches(
@@ -358,13 +356,17 @@ class BackwardRun(Run):
         )
         for name, new in zip(self.widths, state, strict=True):
             if new is not None and name in kept:
-                new = self.to_layout(new)
-                for at, place in enumerate(places[name]):
-                    sums[name][place] = new[at]
+                self._keep(sums[name], places[name], new)
         named, seen = self._named(stages), np.flatnonzero(pairs.seen)
         scores = {name: named.pop(name) for name in ("s", "dp")}
         self.traced.add(named, keys, seen)
         self.traced.add(scores, keys, range(len(pairs)))
+
+    def _keep(self, sums: dict[Place, Kept], places: list[Place], new: Array) -> None:
+        """Sums after a batch of pairs, an entry of `new` each."""
+        late = Late(self, new)
+        for at, place in enumerate(places):
+            sums[place] = (late, at)
 
     def _places(self, keys: list[Key]) -> dict[str, list[Place]]:
         """Where the sums of each pair are kept."""
@@ -386,7 +388,8 @@ class BackwardRun(Run):
             return None
         xp = self.layout
         zeros = xp.zeros((rows, width), dtype=np.uint32)
-        found = [sums[name].get(place, zeros) for place in places[name]]
+        kept = [sums[name].get(place) for place in places[name]]
+        found = [zeros if one is None else one[0].get()[one[1]] for one in kept]
         found += [zeros] * (count - len(found))
         return self.to_compute(xp.stack(found))
 
@@ -462,13 +465,14 @@ class BackwardRun(Run):
         return self.finished(backward_tile.negated_sum(partial.reshape(-1, self.heads)))
 
     def _packed(
-        self, tiles: dict[Place, Array], heads: int, documents: Documents, width: int
+        self, tiles: dict[Place, Kept], heads: int, documents: Documents, width: int
     ) -> Array:
         """Sums [tokens, heads, width] from tiles by document, head and first token."""
         xp, tokens = self.layout, documents.tokens
         place = np.zeros((tokens, heads), dtype=np.int32)
         parts, filled = [xp.zeros((1, width), dtype=np.uint32)], 1
-        for (document, head, first), tile in tiles.items():
+        for (document, head, first), (late, at) in tiles.items():
+            tile = late.get()[at]
             begin = documents.offsets[document] + first
             end = min(begin + tile.shape[0], documents.offsets[document + 1])
             place[begin:end, head] = np.arange(filled, filled + end - begin)

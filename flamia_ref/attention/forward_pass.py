@@ -16,7 +16,7 @@ from flamia_ref.attention.inputs import Shape
 from flamia_ref.attention.product import TileOrder, Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.results import Forward
-from flamia_ref.attention.run import TILES, Run, Sizes
+from flamia_ref.attention.run import TILES, Late, Run, Sizes
 from flamia_ref.attention.sides import Rows
 from flamia_ref.attention.softmax import Factors
 from flamia_ref.attention.stages import forward_stages, kept_for_backward, pair_names
@@ -123,7 +123,7 @@ class ForwardRun(Run):
     def forward(self) -> Forward:
         """The results."""
         v_nan = self._nan_channels() if self.poisons else None
-        columns: list[list[Array]] = []
+        columns: list[list[Late]] = []
         place = np.zeros(self.tokens * self.heads, dtype=np.int32)
         filled = 0
         for tiles in query_tiles(self.mask, self.heads, TILES, self.size):
@@ -132,8 +132,11 @@ class ForwardRun(Run):
             flat = (tokens * self.heads + tiles.head[:, None])[inside]
             place[flat] = filled + np.flatnonzero(inside)
             columns.append(self._tiles(tiles, v_nan))
+            if len(columns) > 1:  # one batch runs ahead, no more: each has its own arrays
+                for late in columns[-2]:
+                    late.get()
             filled += inside.size
-        return self._assembled(columns, place)
+        return self._assembled([[late.get() for late in column] for column in columns], place)
 
     def _nan_channels(self) -> Array:
         """Whether a document has a code of V that is no number: bool [documents * kv_heads, value channels]."""
@@ -141,7 +144,7 @@ class ForwardRun(Run):
         rows = [bad[document].any(axis=0) for document in self.mask.keys]
         return self.layout.stack(rows).reshape(-1, self.value_dim)
 
-    def _tiles(self, tiles: QueryTiles, v_nan: Array | None) -> list[Array]:
+    def _tiles(self, tiles: QueryTiles, v_nan: Array | None) -> list[Late]:
         """Everything for one batch of query tiles: output codes, o, lse, row maximum and row sum, rows first."""
         count = len(tiles)
         batch = tiles.padded(TILES) if self.fixed_shapes else tiles
@@ -181,8 +184,7 @@ class ForwardRun(Run):
             o, lse = forward_tile.combined(stacked[0], stacked[1], late, recipe=self.recipe)
             row_max, row_sum = (xp.moveaxis(x, 0, 2) for x in stacked[2:])
         results = (forward_tile.output(o), o, lse, row_max, row_sum)
-        rows = count * batch.rows
-        return [self.to_layout(x)[:count].reshape(rows, *x.shape[2:]) for x in results]
+        return [Late(self, x, count) for x in results]
 
     def _key_tiles(
         self,

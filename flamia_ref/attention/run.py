@@ -26,6 +26,28 @@ from flamia_ref.packing.tiles import Indices
 TILES = 8  # tiles that are computed together
 
 
+class Late:
+    """An array where the numerics are, brought to the layout when it is first wanted there.
+
+    What is laid out on the host meanwhile need not wait for it. `tiles`: how many of its first axis are wanted, their
+    rows one after another.
+    """
+
+    def __init__(self, run: Run, x: Array, tiles: int | None = None) -> None:
+        self._run, self._tiles = run, tiles
+        self._given: Array | None = x
+        self._found: Array | None = None
+
+    def get(self) -> Array:
+        """The array where the layout is."""
+        if self._given is not None:
+            x = self._run.to_layout(self._given)
+            if self._tiles is not None:
+                x = x[: self._tiles].reshape(-1, *x.shape[2:])
+            self._given, self._found = None, x
+        return self._found
+
+
 class Sizes(NamedTuple):
     """The extents of q, k and v."""
 

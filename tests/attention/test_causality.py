@@ -83,7 +83,7 @@ def trials(recipe: str, seed: int, count: int) -> list[str]:
 
 @pytest.mark.parametrize("recipe", SAFE)
 def test_safe_recipes(recipe: str) -> None:
-    assert trials(recipe, 0, TRIALS) == []
+    assert trials(recipe, 0, TRIALS // 2) == []
 
 
 @pytest.mark.parametrize("recipe", LEAKING)

@@ -87,7 +87,9 @@ def test_every_stage(recipe: str, distribution: str, causal: bool) -> None:
 @pytest.mark.parametrize(
     "recipe",
     [
-        name if name in ("cudnn-mxfp8", "bf16-fa4") else pytest.param(name, marks=pytest.mark.nightly)
+        name
+        if name in ("cudnn-mxfp8", "bf16-fa4")
+        else pytest.param(name, marks=pytest.mark.nightly)
         for name in NAMES
     ],
 )

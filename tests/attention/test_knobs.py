@@ -16,7 +16,7 @@ from tests.attention.samples import BF16, bits, cancelling
 from tests.attention.shapes import Shape, run
 
 FOLDED, CUDNN, FA4 = "flamia-mxfp8-folded", "cudnn-mxfp8", "bf16-fa4"
-GUARDED, FP4 = "flamia-mxfp8", "flamia-nvfp4-fp8"
+GUARDED, FP4, UE4M3 = "flamia-mxfp8", "flamia-nvfp4-fp8", "flamia-nvfp4-fp8-ue4m3"
 
 Changes = Mapping[str, Any]
 
@@ -184,6 +184,7 @@ CASES: list[tuple[str, Changes, Changes, str, str]] = [
     (FA4, {}, {"s.k_order": "descending"}, "plain", "s"),
     (FOLDED, {}, {"s.k_order": "descending"}, "plain", "s"),
     (FP4, {}, {"s.k_order": "descending"}, "plain", ""),  # 40 channels are one step
+    (UE4M3, {}, {"s.k_order": "descending"}, "plain", ""),
     (FA4, {}, {"dp.k_order": "descending"}, "plain", "dp"),
     (FA4, {}, {"o.k_order": "descending"}, "full", "o"),
     (FA4, {}, {"dq.k_order": "descending"}, "cancelling steps", "dq"),

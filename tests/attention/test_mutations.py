@@ -133,8 +133,8 @@ def test_the_scale_of_the_neighbouring_block(
 def test_a_mask_off_by_one(recipe: str, off: int, monkeypatch) -> None:
     original = forward_tile.pairs_visible
 
-    def visible(work, keys):
-        return original(work._replace(last=work.last + np.int32(off)), keys)
+    def visible(key_start, least, last, keys):
+        return original(key_start, least, last + np.int32(off), keys)
 
     monkeypatch.setattr(forward_tile, "pairs_visible", visible)
     assert departures(recipe)[0] == "p"
