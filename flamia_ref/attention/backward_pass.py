@@ -70,11 +70,12 @@ def backward(
     given = check_backward(q, k, v, dout, forward)
     check_tiles(wanted, forward.mask, q.shape[1], forward.recipe)
     sizes = Sizes(q.shape[1], v.shape[1], q.shape[2], v.shape[2])
-    layout = _backend.namespace(given.q, given.k, given.v)
+    arrays = (given.q, given.k, given.v, given.dout, given.out, given.lse, *given.saved.values())
+    arrays = arrays if given.sink is None else (*arrays, given.sink)
     run = BackwardRun(
         forward,
         sizes,
-        layout,
+        np if all(isinstance(x, np.ndarray) for x in arrays) else given.namespace,
         given.namespace,
         given.device,
         wanted,

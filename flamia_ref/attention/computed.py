@@ -10,6 +10,8 @@ from flamia_ref._errors import shown
 from flamia_ref.arithmetic import INSTRUCTIONS
 from flamia_ref.attention.copies import INPUT_USES, OVER_CHANNELS
 from flamia_ref.attention.product import (
+    KEY_TILE_ORDERS,
+    QUERY_TILE_ORDERS,
     Accumulation,
     Guard,
     Operand,
@@ -28,13 +30,12 @@ _FP4 = "sm100.tcgen05.mxf4nvf4"
 _INSTRUCTIONS = ("sm100.tcgen05.mxf8f6f4", "sm100.tcgen05.f16", "exact", "float32")
 _ASCENDING, _CHAINED = (TileOrder.ASCENDING,), (Accumulation.CHAINED,)
 
-_DIRECTIONS = (TileOrder.ASCENDING, TileOrder.DESCENDING)
 _FIXED: Mapping[str, tuple[Any, ...]] = {
     "input": ("bf16",),
     "output": ("bf16",),
     **{f"{product}.tile_order": _ASCENDING for product in ("s", "dp")},
-    **{f"{product}.tile_order": (*_DIRECTIONS, TileOrder.SHIFTED) for product in ("dv", "dk")},
-    "o.tile_order": (*_DIRECTIONS, TileOrder.DESCENDING_WHERE_CAUSAL),
+    **{f"{product}.tile_order": QUERY_TILE_ORDERS for product in ("dv", "dk")},
+    "o.tile_order": KEY_TILE_ORDERS,
     **{f"{product}.accumulation": _CHAINED for product in ("s", "dp", "dv", "dk")},
     **{f"{product}.right.guard": (Guard.NONE,) for product in ("dv", "dk")},
     **{f"{product}.left.guard": (Guard.NONE,) for product in ("s", "o", "dp", "dv", "dq", "dk")},
@@ -50,8 +51,10 @@ _PARTNERS = {
 """The use whose values can take the scale of a token operand."""
 
 
-def check_computed(recipe: Recipe) -> None:
-    """Refuse a recipe that this package does not compute, naming the part and what is computed."""
+def check_computed(recipe: Any) -> None:
+    """Refuse a recipe that this package does not compute, naming the part and what is computed, or what is none."""
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"recipe is {shown(recipe)}; it must be a Recipe, such as RECIPES[name]")
     for path, allowed in _FIXED.items():
         _require(recipe, path, attrgetter(path)(recipe), allowed)
     if recipe.dk.tile_order is not recipe.dv.tile_order:

@@ -78,16 +78,19 @@ def forward(
     )
     check_tiles(wanted, given.shape.mask, q.shape[1], chosen)
     sizes = Sizes(q.shape[1], v.shape[1], q.shape[2], v.shape[2])
-    layout = _backend.namespace(given.q, given.k, given.v)
+    bits = inputs.sink_bits(sink)
+    on_host = [
+        isinstance(x, np.ndarray) for x in (given.q, given.k, given.v, bits) if x is not None
+    ]
     run = ForwardRun(
         chosen,
         given.shape,
         sizes,
-        layout,
+        np if all(on_host) else given.namespace,
         given.namespace,
         given.device,
         wanted,
-        inputs.sink_bits(sink),
+        bits,
     )
     run.inputs.update(q=given.q, k=given.k, v=given.v)
     return run.forward()
@@ -160,7 +163,7 @@ class ForwardRun(Run):
         if self.sink is not None:
             sink = self.to_compute(_backend.gather(self.sink, batch.head))
         length = -(-(end - begin) // self.splits)
-        inside = self.recipe.softmax.combine == "scales_first" or self.splits == 1
+        inside = self.recipe.softmax.combine != "divide_last" or self.splits == 1
         runs = []
         for split in range(self.splits):
             first = np.minimum(begin + split * length, end)

@@ -15,7 +15,7 @@ import numpy as np
 
 from flamia_ref import _backend
 from flamia_ref._backend import Array
-from flamia_ref._errors import InputRounded, shown
+from flamia_ref._errors import InputRounded, shown, type_of
 from flamia_ref.attention.knobs import ScoreFactor, Softmax
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.recipes import RECIPES
@@ -24,6 +24,9 @@ from flamia_ref.formats import BF16, Overflow, encode_bits
 from flamia_ref.packing import Documents, Mask
 
 DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
+_FLOAT32 = np.dtype(np.float32)
+_LARGEST_SIZE = 2**31 - 1
+_ROUNDINGS: tuple[ScoreFactor, ...] = ("exact_product", "float64_product", "float32_product")
 _LOG2_E_DIGITS = 80
 _NO_GRADIENT = (
     "attention.forward and attention.backward round their inputs to codes and have no gradient; use"
@@ -68,6 +71,8 @@ def check(q: Any, k: Any, v: Any, **arguments: Any) -> Inputs:
     `arguments` are the keywords of `check_shapes` but for the dtypes.
     """
     shape = check_shapes(q, k, v, dtypes=DTYPES, **arguments)
+    check_sink_range(arguments["sink"])
+    check_range(shape)
     namespace, device = _backend.namespace(q), _backend.device(q)
     bits = rounded_bits({"q": q, "k": k, "v": v})
     return Inputs(**bits, namespace=namespace, device=device, shape=shape)
@@ -76,7 +81,7 @@ def check(q: Any, k: Any, v: Any, **arguments: Any) -> Inputs:
 def rounded_bits(arrays: dict[str, Any]) -> dict[str, Array]:
     """float32 bits of arrays rounded to bfloat16, on the host where all their values are."""
     if _backend.on_host(*arrays.values()):
-        arrays = {name: _native(_backend.host(x)) for name, x in arrays.items()}
+        arrays = {name: native(_backend.host(x)) for name, x in arrays.items()}
     return {name: _input_bits(name, no_gradient(x)) for name, x in arrays.items()}
 
 
@@ -105,13 +110,27 @@ def check_shapes(
     for name, x in arrays.items():
         check_values(name, x, tuple(dtypes))
     check_one_library(arrays if sink is None else arrays | {"sink": checked_array("sink", sink)})
+    check_extents(q, k, v, other_keys=cu_seqlens_k is not None)
+    (tokens, heads, head_dim), keys = q.shape, k.shape[0]
+    mask = checked_mask(
+        tokens, keys, cu_seqlens, cu_seqlens_k, causal=causal, window=window, alignment=alignment
+    )
+    check_sink(sink, heads)
+    return Shape(mask, checked_scale(softmax_scale, head_dim), checked_softcap(softcap))
+
+
+def check_extents(q: Any, k: Any, v: Any, *, other_keys: bool) -> None:
+    """Refuse arrays with three axes, or their codes, whose tokens, heads and channels do not go together.
+
+    `other_keys`: whether keys may be other tokens than queries.
+    """
     tokens, heads, head_dim = q.shape
     keys, kv_heads, _ = k.shape
-    if v.shape[:2] != k.shape[:2]:
+    if tuple(v.shape[:2]) != tuple(k.shape[:2]):
         raise ValueError(
             f"k has shape {k.shape} and v {v.shape}; both have the same tokens and kv_heads"
         )
-    if cu_seqlens_k is None and keys != tokens:
+    if not other_keys and keys != tokens:
         raise ValueError(
             f"q has {tokens} tokens and k {keys}; give cu_seqlens_k where keys are other tokens than queries"
         )
@@ -125,11 +144,6 @@ def check_shapes(
         raise ValueError(
             f"q has {heads} heads and k {kv_heads}; the first must be a multiple of the second"
         )
-    mask = checked_mask(
-        tokens, keys, cu_seqlens, cu_seqlens_k, causal=causal, window=window, alignment=alignment
-    )
-    check_sink(sink, heads)
-    return Shape(mask, checked_scale(softmax_scale, head_dim), checked_softcap(softcap))
 
 
 def checked_mask(
@@ -154,19 +168,52 @@ def checked_softcap(softcap: Any) -> float | None:
     """The soft cap as a float, a normal float32 as such."""
     if softcap is None:
         return None
-    if _backend.is_traced(softcap):
-        raise TypeError("softcap is traced; it is part of the program's constants, pass a float")
-    if isinstance(softcap, bool) or not isinstance(softcap, (int, float, np.floating)):
-        raise TypeError(f"softcap is {shown(softcap)}; it must be a float, or None")
-    try:
-        cap = float(softcap)
-    except OverflowError:
-        cap = math.inf
+    cap = _checked_float("softcap", softcap, ", or None")
     if not _is_normal(_narrowed(cap)):
         raise ValueError(
             f"softcap is {shown(softcap)}; it must be finite and above 0, a normal float32"
         )
     return cap
+
+
+def checked_scale(softmax_scale: Any, head_dim: int) -> float:
+    """The softmax scale as a float, 1 / sqrt(head_dim) for None."""
+    if softmax_scale is None:
+        return 1 / math.sqrt(head_dim)
+    scale = _checked_float("softmax_scale", softmax_scale)
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"softmax_scale is {scale!r}; it must be finite and above 0")
+    return scale
+
+
+def _checked_float(name: str, x: Any, otherwise: str = "") -> float:
+    """A number as a float, infinite if it is too large."""
+    if _backend.is_traced(x):
+        raise TypeError(
+            f"{name} is traced; it is part of the program's constants, pass a Python float"
+        )
+    if isinstance(x, np.ndarray) or _backend.is_jax(x):
+        library = "JAX" if _backend.is_jax(x) else "numpy"
+        raise TypeError(
+            f"{name} is a {library} array; it must be a float{otherwise}: of a single number, float(...) makes one"
+        )
+    if isinstance(x, bool) or not isinstance(x, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name} is {shown(x)}; it must be a float{otherwise}")
+    try:
+        return float(x)
+    except OverflowError:
+        return math.inf
+
+
+def checked_size(name: str, x: Any) -> int:
+    """A number of heads or channels."""
+    if _backend.is_traced(x):
+        raise TypeError(f"{name} is traced; it selects shapes, pass a Python int")
+    whole = isinstance(x, (int, np.integer)) and not isinstance(x, bool)
+    if not whole or not 1 <= x <= _LARGEST_SIZE:
+        kind = ValueError if whole else TypeError
+        raise kind(f"{name} is {shown(x)}; it must be a whole number from 1 on, below 2^31")
+    return int(x)
 
 
 def _narrowed(x: float) -> np.float32:
@@ -186,17 +233,31 @@ def checked_array(name: str, x: Any) -> Any:
     return _backend.plain(name, x)
 
 
+def array_of(
+    name: str, x: Any, dtype: Any, shape: tuple[int, ...] | None = None, wanted: str = ""
+) -> Array:
+    """`x` in the byte order of this machine, if it is an array of one dtype and shape.
+
+    `wanted` is what a message says of the shape, such as "it must be (heads,) =".
+    """
+    x = checked_array(name, x)
+    if np.dtype(x.dtype).newbyteorder("=") != np.dtype(dtype):
+        raise TypeError(f"{name} holds {type_of(x)}; it must be {np.dtype(dtype).name}")
+    if shape is not None and tuple(x.shape) != shape:
+        raise ValueError(f"{name} has shape {shown(tuple(x.shape))}; {wanted} {shape}")
+    return native(x)
+
+
+def native(x: Array) -> Array:
+    """`x` in the byte order of this machine."""
+    return x.astype(x.dtype.newbyteorder("="), copy=False) if isinstance(x, np.ndarray) else x
+
+
 def check_sink(sink: Any, heads: int) -> None:
     """Refuse a sink that is not one float32 logit a query head, NaN or +inf."""
     if sink is None:
         return
-    checked_array("sink", sink)
-    if np.dtype(sink.dtype).newbyteorder("=") != np.float32:
-        raise TypeError(f"sink holds {np.dtype(sink.dtype).name}; it must be float32")
-    if tuple(sink.shape) != (heads,):
-        raise ValueError(
-            f"sink has shape {tuple(sink.shape)}; it must be (heads,) = {(heads,)}, a logit for each query head"
-        )
+    array_of("sink", sink, _FLOAT32, (heads,), "it must be (heads,) =")
     if not _backend.is_traced(sink):
         values = _backend.host(sink)
         bad = np.isnan(values) | (values == np.inf)
@@ -207,12 +268,28 @@ def check_sink(sink: Any, heads: int) -> None:
             )
 
 
+def check_sink_range(sink: Any) -> None:
+    """Refuse a checked sink that is finite, and infinite in float32 once it is multiplied by log2(e)."""
+    if sink is None or _backend.is_traced(sink):
+        return
+    values = native(_backend.host(sink))
+    with np.errstate(over="ignore"):
+        scaled = values * LOG2_E.view(np.float32)
+    bad = np.isfinite(values) & np.isinf(scaled)
+    if bad.any():
+        head = int(np.flatnonzero(bad)[0])
+        raise ValueError(
+            f"sink[{head}] is {values[head]:.9g}; times log2(e) it must be a finite float32, so at most about 2.3586e38"
+            " either way; -inf is a head without a sink"
+        )
+
+
 def sink_bits(sink: Any) -> Array | None:
     """float32 bits of a sink, on the host where its values are."""
     if sink is None:
         return None
     if _backend.on_host(sink):
-        sink = _native(_backend.host(sink))
+        sink = native(_backend.host(sink))
     return float32_bits(no_gradient(sink))
 
 
@@ -226,15 +303,22 @@ def check_dout(dout: Any, q: Any, v: Any, dtypes: Iterable[np.dtype[Any]]) -> No
         )
 
 
+def check_range(shape: Shape) -> None:
+    """Refuse scales whose float32 constants no recipe could compute with, before any work."""
+    scale, softcap = shape.softmax_scale, shape.softcap
+    if softcap is not None:
+        _checked_quotient(scale, softcap)
+    if not _is_normal(_narrowed(scale)):
+        raise _bad_score_factor(scale)
+    if softcap is None:
+        for rounding in _ROUNDINGS:
+            score_factor(scale, rounding)
+
+
 def factors(shape: Shape, softmax: Softmax, rounding: ScoreFactor) -> Factors:
     """The constants between S and the exponent as float32 bits, c rounded as `rounding` says."""
     if shape.softcap is not None:
-        before = _narrowed(shape.softmax_scale / shape.softcap)
-        if not _is_normal(before):
-            raise ValueError(
-                f"softmax_scale is {shape.softmax_scale!r} and softcap {shape.softcap!r}; their quotient must be a"
-                " normal float32"
-            )
+        before = _checked_quotient(shape.softmax_scale, shape.softcap)
         return Factors(LOG2_E, _word(before), _word(np.float32(shape.softcap)))
     if softmax.score == "scaled":
         before = _narrowed(shape.softmax_scale)
@@ -242,6 +326,15 @@ def factors(shape: Shape, softmax: Softmax, rounding: ScoreFactor) -> Factors:
             raise _bad_score_factor(shape.softmax_scale)
         return Factors(LOG2_E, _word(before))
     return Factors(score_factor(shape.softmax_scale, rounding))
+
+
+def _checked_quotient(softmax_scale: float, softcap: float) -> np.float32:
+    quotient = _narrowed(softmax_scale / softcap)
+    if not _is_normal(quotient):
+        raise ValueError(
+            f"softmax_scale is {softmax_scale!r} and softcap {softcap!r}; their quotient must be a normal float32"
+        )
+    return quotient
 
 
 def _word(x: np.float32) -> np.uint32:
@@ -268,7 +361,8 @@ def score_factor(softmax_scale: float, rounding: ScoreFactor) -> np.uint32:
 
 def _bad_score_factor(softmax_scale: float) -> ValueError:
     return ValueError(
-        f"softmax_scale is {softmax_scale!r}; times log2(e) it must be a normal float32, about 1e-38 to 2e38"
+        f"softmax_scale is {softmax_scale!r}; it and it times log2(e) must be normal float32 numbers, from about"
+        " 1.2e-38 to 2.3e38"
     )
 
 
@@ -291,13 +385,10 @@ def _exact_score_factor(softmax_scale: float) -> np.uint32:
 
 def check_values(name: str, x: Any, dtypes: tuple[np.dtype[Any], ...]) -> None:
     """Refuse what is no array [tokens, heads, head_dim] of one of `dtypes`."""
-    dtype = getattr(x, "dtype", None)
-    if dtype is None or not (isinstance(x, np.ndarray) or _backend.is_jax(x)):
-        raise TypeError(f"{name} is a {type(x).__name__}; it must be a numpy or JAX array")
-    _backend.plain(name, x)
-    if np.dtype(dtype).newbyteorder("=") not in dtypes:
+    checked_array(name, x)
+    if np.dtype(x.dtype).newbyteorder("=") not in dtypes:
         allowed = " or ".join(dtype.name for dtype in dtypes)
-        raise TypeError(f"{name} holds {np.dtype(dtype).name}; it must be {allowed}")
+        raise TypeError(f"{name} holds {type_of(x)}; it must be {allowed}")
     if x.ndim != 3:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be (tokens, heads, head_dim)")
 
@@ -306,38 +397,13 @@ def check_one_library(arrays: dict[str, Any]) -> None:
     """Refuse arrays of two libraries, or bound to different devices."""
     jax_names = [name for name, x in arrays.items() if _backend.is_jax(x)]
     if jax_names and len(jax_names) < len(arrays):
-        raise TypeError(
-            f"{', '.join(jax_names)} are JAX arrays and the rest numpy; pass all of one library"
-        )
+        are = "is a JAX array" if len(jax_names) == 1 else "are JAX arrays"
+        raise TypeError(f"{', '.join(jax_names)} {are} and the rest numpy; pass all of one library")
     devices = {name: _backend.device(x) for name, x in arrays.items()}
     placed = {devices[name] for name, x in arrays.items() if _backend.is_committed(x)}
     if len(placed) > 1:
         where = ", ".join(f"{name} on {device}" for name, device in devices.items())
         raise ValueError(f"inputs are on different devices ({where}); move them to one")
-
-
-def _native(x: Array) -> Array:
-    """`x` in the byte order of this machine."""
-    return x.astype(x.dtype.newbyteorder("="), copy=False)
-
-
-def checked_scale(softmax_scale: Any, head_dim: int) -> float:
-    """The softmax scale as a float, 1 / sqrt(head_dim) for None."""
-    if softmax_scale is None:
-        return 1 / math.sqrt(head_dim)
-    if _backend.is_traced(softmax_scale):
-        raise TypeError(
-            "softmax_scale is traced; it is part of the recipe's constants, pass a Python float"
-        )
-    if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, (int, float, np.floating)):
-        raise TypeError(f"softmax_scale is {shown(softmax_scale)}; it must be a float")
-    try:
-        scale = float(softmax_scale)
-    except OverflowError:
-        scale = math.inf
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"softmax_scale is {scale!r}; it must be finite and above 0")
-    return scale
 
 
 def _input_bits(name: str, x: Array) -> Array:

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from flamia_ref._errors import unknown_name
+import numpy as np
+
+from flamia_ref._errors import shown, unknown_name
 from flamia_ref.arithmetic.special import SPECIAL_MODELS
-from flamia_ref.attention.data import Data
-from flamia_ref.attention.product import TileOrder
+from flamia_ref.attention.data import Data, check_name
+from flamia_ref.attention.product import KEY_TILE_ORDERS, QUERY_TILE_ORDERS, TileOrder
 
 SMALLEST_TILE, LARGEST_TILE = 32, 256
 _MOST_SPLITS = 256
@@ -35,7 +37,8 @@ rounded again, or the float32 product of float32 factors."""
 class EmulatedColumns(Data):
     """Columns of a key tile whose 2^x is computed by another model than the rest.
 
-    Column k is one if `first` <= k < `stop` and k modulo `period` >= `period` - `count`.
+    Column k is one if `first` <= k < `stop` and k modulo `period` >= `period` - `count`. No number passes 256, the
+    columns of the largest tile.
     """
 
     exp2: str
@@ -47,10 +50,13 @@ class EmulatedColumns(Data):
     def __post_init__(self) -> None:
         Data.__post_init__(self)
         _check_model("exp2", self.exp2)
-        if not (0 < self.count <= self.period and 0 <= self.first < self.stop):
+        numbers = (self.period, self.count, self.first, self.stop)
+        ordered = 0 < self.count <= self.period and 0 <= self.first < self.stop
+        if not ordered or max(numbers) > LARGEST_TILE:
+            period, count, first, stop = map(shown, numbers)
             raise ValueError(
-                f"emulated columns have period {self.period}, count {self.count}, first {self.first} and stop"
-                f" {self.stop}; allowed: 0 < count <= period and 0 <= first < stop"
+                f"emulated columns have period {period}, count {count}, first {first} and stop {stop}; allowed: 0 <"
+                f" count <= period <= {LARGEST_TILE} and 0 <= first < stop <= {LARGEST_TILE}"
             )
 
 
@@ -85,8 +91,9 @@ class Softmax(Data):
             row sum, rounded once.
         lse: "log2_sum": ((base - p_offset) + log2(sum)) ln 2. "log2_fma": fma(base, c, log2(sum) - p_offset) ln 2.
             "natural_fma": fma(base, ln 2, log2(sum) ln 2) - p_offset ln 2.
-        combine: how the splits of a document's keys come together. "scales_first": each split's share is normalised,
-            then applied. "divide_last": weights are applied, then their sum divides.
+        combine: how the splits of a document's keys come together. "every_split": each split's share is normalised,
+            then applied. "scales_first": the same, but shares that are 0 or NaN are left out. "divide_last": weights
+            are applied, those of NaN left out, then their sum divides.
     """
 
     exp2: str
@@ -107,7 +114,7 @@ class Softmax(Data):
         "reciprocal"
     )
     lse: Literal["log2_sum", "log2_fma", "natural_fma"] = "log2_sum"
-    combine: Literal["scales_first", "divide_last"] = "scales_first"
+    combine: Literal["every_split", "scales_first", "divide_last"] = "every_split"
 
     def __post_init__(self) -> None:
         Data.__post_init__(self)
@@ -115,7 +122,7 @@ class Softmax(Data):
             _check_model(function, getattr(self, function))
         for name in ("rescale_threshold", "p_offset"):
             if not 0 <= getattr(self, name) <= 64:
-                raise ValueError(f"{name} is {getattr(self, name)}; allowed: 0 to 64")
+                raise ValueError(f"{name} is {shown(getattr(self, name))}; allowed: 0 to 64")
         if self.exp2_argument == "split" and self.base != "integer_max":
             raise ValueError(
                 f"exp2_argument is 'split' with base {self.base!r}; the exponent n - base is an integer only with base"
@@ -126,10 +133,16 @@ class Softmax(Data):
                 f"lse is {self.lse!r} with base {self.base!r}; 'log2_fma' takes a base in units of S, which 'raw_max'"
                 " alone is"
             )
-        if self.mask_value is not None and not -3.4028235e38 <= self.mask_value < 0:
+        if self.mask_value is not None and not _is_negative(self.mask_value):
             raise ValueError(
-                f"mask_value is {self.mask_value!r}; it must be a finite float32 below 0, or None for a select"
+                f"mask_value is {self.mask_value!r}; in float32 it must be finite and below 0, or None for a select"
             )
+
+
+def _is_negative(x: float) -> bool:
+    """Whether a number is finite and below 0 once it is rounded to float32."""
+    with np.errstate(over="ignore", under="ignore"):
+        return bool(-np.inf < np.float32(x) < 0)
 
 
 def _check_model(function: str, given: str) -> None:
@@ -179,7 +192,7 @@ class Gradient(Data):
     def __post_init__(self) -> None:
         Data.__post_init__(self)
         if not 0 <= self.p_offset <= 64:
-            raise ValueError(f"p_offset is {self.p_offset}; allowed: 0 to 64")
+            raise ValueError(f"p_offset is {shown(self.p_offset)}; allowed: 0 to 64")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,11 +218,11 @@ class Tiles(Data):
             size = getattr(self, name)
             if size % SMALLEST_TILE or not SMALLEST_TILE <= size <= LARGEST_TILE:
                 raise ValueError(
-                    f"tiles.{name} is {size}; allowed: multiples of {SMALLEST_TILE}, the tokens of a scale and of an"
-                    f" instruction, up to {LARGEST_TILE}"
+                    f"tiles.{name} is {shown(size)}; allowed: multiples of {SMALLEST_TILE}, the tokens of a scale and"
+                    f" of an instruction, up to {LARGEST_TILE}"
                 )
         if not 1 <= self.splits <= _MOST_SPLITS:
-            raise ValueError(f"tiles.splits is {self.splits}; allowed: 1 to {_MOST_SPLITS}")
+            raise ValueError(f"tiles.splits is {shown(self.splits)}; allowed: 1 to {_MOST_SPLITS}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,7 +230,7 @@ class Schedule(Data):
     """One way in which kernels of a recipe may order their work: what differs from the recipe, None where nothing does.
 
     Attributes:
-        name: what the schedule is called.
+        name: what the schedule is called, as a recipe's name.
         o_order, dq_order: the order of the key tiles in O and in dQ.
         key_order: the order of the query tiles in dK and dV.
         heads_order: the order of the query heads of a key/value head.
@@ -230,3 +243,18 @@ class Schedule(Data):
     key_order: TileOrder | None = None
     heads_order: Literal["ascending", "descending"] | None = None
     splits: int | None = None
+
+    def __post_init__(self) -> None:
+        Data.__post_init__(self)
+        check_name("a schedule's name", self.name)
+        for field, allowed in (("o_order", KEY_TILE_ORDERS), ("key_order", QUERY_TILE_ORDERS)):
+            order = getattr(self, field)
+            if order is not None and order not in allowed:
+                raise ValueError(
+                    f"schedule {self.name!r} has {field} = {str(order)!r}; computed are"
+                    f" {', '.join(repr(str(one)) for one in allowed)}"
+                )
+        if self.splits is not None and not 1 <= self.splits <= _MOST_SPLITS:
+            raise ValueError(
+                f"schedule {self.name!r} has splits = {shown(self.splits)}; allowed: 1 to {_MOST_SPLITS}"
+            )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flamia_ref._errors import Registry, shown
+from flamia_ref._errors import Registry
 from flamia_ref.attention import inputs
 from flamia_ref.attention.copies import INPUT_USES, OVER_CHANNELS, copy_names, needs_high
 from flamia_ref.attention.copy_rows import channel_block
@@ -119,8 +119,7 @@ def bytes_kept(
     value_dim = head_dim if value_dim is None else value_dim
     sizes = {"head_dim": head_dim, "value_dim": value_dim, "heads": heads, "kv_heads": kv_heads}
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} is {shown(size)}; it must be a whole number from 1 on")
+        inputs.checked_size(name, size)
     queries = documents_of(lengths, "lengths")
     keys = queries if key_lengths is None else documents_of(key_lengths, "key_lengths")
     if len(queries) != len(keys):

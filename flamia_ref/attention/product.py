@@ -68,6 +68,17 @@ class TileOrder(StrEnum):
     worked on in pairs begin with the pair that the tile is in."""
 
 
+KEY_TILE_ORDERS = (
+    TileOrder.ASCENDING,
+    TileOrder.DESCENDING,
+    TileOrder.DESCENDING_WHERE_CAUSAL,
+)
+"""The orders of the key tiles that are computed in O; in dQ every order is."""
+
+QUERY_TILE_ORDERS = (TileOrder.ASCENDING, TileOrder.DESCENDING, TileOrder.SHIFTED)
+"""The orders of the query tiles that are computed in dK and dV."""
+
+
 class Accumulation(StrEnum):
     """How the tiles along a contraction come together."""
 

@@ -12,12 +12,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
-from flamia_ref._errors import Registry, unknown_name
-from flamia_ref.attention.data import Data, once, plain, typed
+from flamia_ref._errors import Registry, shown, unknown_name
+from flamia_ref.attention.data import Data, check_name, once, plain, typed
 from flamia_ref.attention.knobs import Gradient, Schedule, Softmax, Tiles
 from flamia_ref.attention.product import Operand, Product, Scope, Use
 from flamia_ref.evidence import Evidence, weakest
 from flamia_ref.formats import FORMATS
+
+RECIPE_SCHEMA = 1
+"""The version of a recipe's JSON, raised when fields come, go or change their meaning."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +36,7 @@ class Recipe(Data):
     """An attention path to the last bit. Equal data, equal bits.
 
     Attributes:
-        name: the registry name.
+        name: the registry name: 1 to 100 printable characters, without / and \\.
         s, o, dp, dv, dq, dk: the products.
         softmax, gradient, tiles: what is between them.
         guard_operands: what guarded blocks take: "inputs", the bfloat16 values before quantization, or "codes", the
@@ -61,6 +64,7 @@ class Recipe(Data):
 
     def __post_init__(self) -> None:
         Data.__post_init__(self)
+        check_name("recipe.name", self.name)
         names = [schedule.name for schedule in self.schedules]
         if len(set(names)) < len(names):
             raise ValueError(
@@ -79,6 +83,13 @@ class Recipe(Data):
             raise ValueError(
                 f"recipe {self.name!r} has no evidence for {', '.join(uncovered)}; add steps for them"
             )
+        for name in names:
+            try:
+                self.scheduled(name)
+            except ValueError as error:
+                raise ValueError(
+                    f"recipe {self.name!r} has a schedule {name!r} that makes no recipe: {error}"
+                ) from None
 
     def _check_range(self) -> None:
         """Refuse a P that its format does not hold: with a constant scale, nothing else keeps it in range."""
@@ -155,20 +166,42 @@ class Recipe(Data):
         return None
 
     def to_json(self) -> str:
-        """The recipe as JSON text, keys sorted: equal recipes give equal text."""
-        return json.dumps(plain(self), indent=2, sort_keys=True, ensure_ascii=False)
+        """The recipe as JSON text, keys sorted, with its "schema": equal recipes give equal text."""
+        document = {"schema": RECIPE_SCHEMA, **plain(self)}
+        return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | Mapping[str, Any]) -> Recipe:
-        """The recipe that `to_json` wrote. Raises ValueError for anything else, naming the field."""
+        """The recipe that `to_json` wrote, from the text or the data in it.
+
+        With a "schema" every field must be there. Without one it is of a version that wrote none: fields that came
+        later have their defaults.
+
+        Raises ValueError for anything else, naming the field, and for another schema.
+        """
+        if isinstance(text, (bytes, bytearray)):
+            raise ValueError(f"recipe is {type(text).__name__}; decode it as UTF-8 first")
         if isinstance(text, str):
+            if text.startswith("\ufeff"):
+                raise ValueError(
+                    "recipe begins with a byte order mark; take it off, as Python's utf-8-sig does"
+                )
             try:
                 text = json.loads(text, object_pairs_hook=once)
             except json.JSONDecodeError as error:
                 raise ValueError(f"recipe is not JSON: {error}") from None
             except RecursionError:
                 raise ValueError("recipe is nested too deeply to be one") from None
-        return cast(Recipe, typed(Recipe, text, "recipe"))
+        whole = isinstance(text, Mapping) and "schema" in text
+        if whole:
+            schema = text["schema"]
+            if type(schema) is not int or schema != RECIPE_SCHEMA:
+                raise ValueError(
+                    f"recipe has schema {shown(schema)} and this version reads schema {RECIPE_SCHEMA}; write it again"
+                    " with the version that reads it here"
+                )
+            text = {name: value for name, value in text.items() if name != "schema"}
+        return cast(Recipe, typed(Recipe, text, "recipe", whole=whole))
 
 
 _LEFT = {Use.S_Q, Use.O_P, Use.DP_DO, Use.DV_P, Use.DQ_DS, Use.DK_DS}

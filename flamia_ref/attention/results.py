@@ -107,8 +107,8 @@ class Forward:
         return cls(
             out=given.out,
             lse=given.lse,
-            saved=dict(saved or {}),
-            sink=sink,
+            saved=given.saved,
+            sink=given.sink,
             recipe=chosen,
             mask=given.shape.mask,
             softmax_scale=given.shape.softmax_scale,

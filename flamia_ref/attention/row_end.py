@@ -87,6 +87,7 @@ def combined(o: Array, lse: Array, sink: Array | None, softmax: Softmax) -> tupl
     """O [tiles, rows, channels] and lse of the splits of rows, from those of each, [splits, ...]. `sink` [tiles]: where
     it is not in a split."""
     xp = _backend.namespace(o, lse)
+    late = softmax.combine == "divide_last"
     most = lse[0]
     for one in lse[1:]:
         most = _float32.maximum_number(most, one)
@@ -94,39 +95,40 @@ def combined(o: Array, lse: Array, sink: Array | None, softmax: Softmax) -> tupl
         sink = xp.broadcast_to(sink[:, None], most.shape)
         most = _float32.maximum_number(most, sink)
     base = xp.where(most == NEGATIVE_INFINITY, np.uint32(0), most)
-    zero, dead = xp.zeros_like(most), ~(lse != NEGATIVE_INFINITY).any(axis=0)
-    weights, total, out = [], zero, xp.zeros_like(o[0])
+    # Not where the largest of some NaN is -inf, unless NaN do not count.
+    dead = ~(lse != NEGATIVE_INFINITY).any(axis=0)
+    none = (most == NEGATIVE_INFINITY) & (True if late else dead)
+    zero = xp.zeros_like(most)
 
     def weight(x: Array) -> Array:
-        if softmax.combine == "scales_first":
+        if not late:
             shift = _float32.negate(_float32.multiply(base, LOG2_E))
-            x = _float32.fma(x, LOG2_E, shift)
-        else:
-            x = _float32.multiply(_float32.subtract(x, base), LOG2_E)
-        return special.exp2_bits(x, model=softmax.exp2)
+            return special.exp2_bits(_float32.fma(x, LOG2_E, shift), model=softmax.exp2)
+        x = _float32.multiply(_float32.subtract(x, base), LOG2_E)
+        power = special.exp2_bits(x, model=softmax.exp2)
+        return xp.where(_float32.is_nan(x), zero, power)
 
-    for one in lse:
-        weights.append(weight(one))
-        total = _float32.add(total, weights[-1])
-    if softmax.combine == "scales_first":
-        one = xp.full(total.shape, _float32.ONE, dtype=np.uint32)
-        inverse = xp.where(_no_sum(total), np.uint32(0), _float32.divide(one, total))
+    weights = [weight(one) for one in lse]
+    total = zero if sink is None else weight(sink)
+    for w in weights:
+        total = _float32.add(total, w)
+    log = _float32.multiply(special.log2_bits(total, model=softmax.log2), LN_2)
+    found = _float32.add(base, log) if late else _float32.add(log, most)
+    if not late:
+        inverse = _float32.divide(xp.full(total.shape, _float32.ONE, dtype=np.uint32), total)
+        if softmax.combine == "scales_first":
+            inverse = xp.where(_no_sum(total), np.uint32(0), inverse)
         weights = [_float32.multiply(w, inverse) for w in weights]
-        log = _float32.multiply(special.log2_bits(total, model=softmax.log2), LN_2)
-        found = _float32.add(log, most)
-    else:
-        if sink is not None:
-            total = _float32.add(total, weight(sink))
-        log = _float32.multiply(special.log2_bits(total, model=softmax.log2), LN_2)
-        found = _float32.add(base, log)
+    out = xp.zeros_like(o[0])
     for one, w in zip(o, weights, strict=True):
-        counts = ~_float32.is_nan(w) & _float32.less(zero, w)
-        wide = xp.broadcast_to(w[:, :, None], one.shape)
-        out = xp.where(counts[:, :, None], _float32.fma(wide, one, out), out)
-    if softmax.combine == "divide_last":
+        added = _float32.fma(xp.broadcast_to(w[:, :, None], one.shape), one, out)
+        if softmax.combine != "every_split":
+            counts = ~_float32.is_nan(w) & _float32.less(zero, w)
+            added = xp.where(counts[:, :, None], added, out)
+        out = added
+    if late:
         out = _float32.multiply(out, _clamped_inverse(total)[:, :, None])
     out = xp.where(dead[:, :, None], np.uint32(0), out)
-    none = dead & (most == NEGATIVE_INFINITY)  # not where the largest of some NaN is -inf
     return out, xp.where(none, NEGATIVE_INFINITY, found)
 
 

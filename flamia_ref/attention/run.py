@@ -147,9 +147,8 @@ class Run:
         tensor = input_of(use)
         name = tensor if self.recipe.guard_operands == "inputs" else self.names[use]
         if name not in self._high:
-            maker, x = self.makers[tensor], self.inputs[tensor]
-            if self.recipe.guard_operands == "codes":
-                x = maker.values(self.copy(use))
+            maker, inputs = self.makers[tensor], self.recipe.guard_operands == "inputs"
+            x = self.inputs[tensor] if inputs else maker.values(self.copy(use))
             self._high[name] = self._with_zeros(maker.high(x))
         return self._high[name]
 

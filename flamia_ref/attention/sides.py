@@ -23,6 +23,7 @@ from flamia_ref.formats import (
     PRESETS,
     Overflow,
     decode_bits,
+    encode,
     encode_bits,
     quantize_bits,
 )
@@ -374,7 +375,7 @@ def _contracted(
         left, right = (_backwards(x, count, terms, np.uint8(0)) for x in (left, right))
         if scaling is not None:
             left_scales, right_scales = (
-                None if x is None else _backwards(x, count, terms // scaling.block, UNIT)
+                None if x is None else _backwards(x, count, terms // scaling.block, _one(scaling))
                 for x in (left_scales, right_scales)
             )
 
@@ -395,6 +396,11 @@ def _contracted(
         b_format=formats[1],
         scaling=scaling,
     )
+
+
+def _one(scaling: Scaling) -> np.uint8:
+    """The scale code of 1."""
+    return np.uint8(encode(np.float32(1), FORMATS[scaling.format]))
 
 
 def _backwards(x: Array, steps: int, length: int, fill: np.uint8) -> Array:

@@ -191,7 +191,7 @@ def test_new_lengths_compile_nothing(recipe: str) -> None:
         run_both(recipe, [66, 200], causal=causal)
         run_both(recipe, [128], causal=causal)
     with count_compilations() as compiled:
-        for index in range(30):
+        for index in range(15):
             lengths = [int(rng.integers(65, 180 if index % 5 == 0 else 129))]
             run_both(recipe, lengths, causal=index % 3 > 0)
     assert not compiled, compiled
@@ -209,7 +209,7 @@ def test_new_lengths_of_every_tile_shape_compile_nothing(recipe: str) -> None:
     for causal in (True, False):
         run_both(recipe, [20, 50, 100, 200], causal=causal)
     with count_compilations() as compiled:
-        for index in range(30):
+        for index in range(20):
             lengths = rng.integers(0, 220, rng.integers(1, 5)).tolist()
             run_both(recipe, lengths, causal=index % 3 > 0)
     assert not compiled, compiled
@@ -234,7 +234,7 @@ def test_new_masks_and_lengths_of_keys_compile_nothing(recipe: str) -> None:
         run_masked(recipe, ((200, 300), (300, 200)), causal=False, window=window, **options)
     run_masked(recipe, ((200, 300),), **options)
     with count_compilations() as compiled:
-        for index in range(20):
+        for index in range(12):
             count = int(rng.integers(1, 4))
             lengths = tuple((int(x), int(y)) for x, y in rng.integers(65, 300, (count, 2)))
             causal = bool(rng.integers(2))

@@ -78,7 +78,7 @@ def test_a_recipe_without_the_fields_that_came_later_is_the_same(name: str) -> N
     assert len(json.dumps(data)) < len(RECIPES[name].to_json())
     now = RECIPES[name]
     # What has another value since matters only where keys are split, which was not possible.
-    softmax = dataclasses.replace(now.softmax, combine="scales_first")
+    softmax = dataclasses.replace(now.softmax, combine="every_split")
     assert Recipe.from_json(data) == dataclasses.replace(now, softmax=softmax, schedules=())
 
 

@@ -207,7 +207,7 @@ def masks() -> Iterator[Case]:
 def softmaxes() -> Iterator[Case]:
     """Splits, soft cap, sink and the knobs of the softmax."""
     for recipe in (FA4, CUDNN, FLAMIA, FOLDED):
-        for combine in ("scales_first", "divide_last"):
+        for combine in ("every_split", "scales_first", "divide_last"):
             yield Case(
                 name=f"{recipe} splits {combine}",
                 recipe=recipe,

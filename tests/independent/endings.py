@@ -102,8 +102,10 @@ def combine(
     """
     if kind == "divide_last":
         return _divide_last(parts, row, sink)
-    if kind != "scales_first":
+    if kind not in ("every_split", "scales_first"):
         raise ValueError(f"combine {kind!r}: none is known by that name")
+    if all(part.lse == float32.MINUS_INFINITY for part in parts):
+        return [0] * len(parts[0].o), float32.MINUS_INFINITY
     largest = _largest([part.lse for part in parts])
     base = float32.negate(float32.multiply(_safe(largest), LOG2_E))
     exp2 = FUNCTIONS["exp2", row.softmax["exp2"]]
@@ -111,6 +113,10 @@ def combine(
     total = _ascending(weights)
     log2 = FUNCTIONS["log2", row.softmax["log2"]](total)
     lse = float32.add(float32.multiply(log2, LN2), largest)
+    if kind == "every_split":
+        inverse = float32.divide(float32.ONE, total)
+        shares = [float32.multiply(x, inverse) for x in weights]
+        return _added(parts, shares), lse
     inverse = 0
     if not (float32.is_zero(total) or float32.is_nan(total)):
         inverse = float32.divide(float32.ONE, total)
@@ -119,12 +125,21 @@ def combine(
 
 def _divide_last(parts: Sequence[End], row: Online, sink: int | None) -> tuple[list[int], int]:
     values = [part.lse for part in parts] + ([] if sink is None else [sink])
-    largest = _safe(_largest(values))
+    largest = _largest(values)
+    if largest == float32.MINUS_INFINITY:
+        return [0] * len(parts[0].o), largest
     exp2 = FUNCTIONS["exp2", row.softmax["exp2"]]
-    weights = [exp2(float32.multiply(float32.subtract(x, largest), LOG2_E)) for x in values]
-    total = _ascending(weights)
+
+    def weight(lse: int) -> int:
+        if float32.is_nan(lse):
+            return 0
+        x = float32.multiply(float32.subtract(lse, largest), LOG2_E)
+        return 0 if float32.is_nan(x) else exp2(x)
+
+    weights = [weight(part.lse) for part in parts]
+    total = _ascending([*([] if sink is None else [weight(sink)]), *weights])
     inverse = float32.divide(float32.ONE, float32.maxnum(total, SMALLEST_SUM))
-    sums = _weighted(parts, weights[: len(parts)])
+    sums = _weighted(parts, weights)
     log2 = FUNCTIONS["log2", row.softmax["log2"]](total)
     lse = float32.add(largest, float32.multiply(log2, LN2))
     return [float32.multiply(x, inverse) for x in sums], lse
@@ -148,6 +163,16 @@ def _ascending(values: Sequence[int]) -> int:
 def _safe(largest: int) -> int:
     """0 for -inf, which is no base to subtract."""
     return 0 if largest == float32.MINUS_INFINITY else largest
+
+
+def _added(parts: Sequence[End], weights: Sequence[int]) -> list[int]:
+    """The sum of the parts' o by fused multiply-adds."""
+    result = [0] * len(parts[0].o)
+    for part, weight in zip(parts, weights, strict=True):
+        result = [
+            float32.fused_multiply_add(weight, x, y) for x, y in zip(part.o, result, strict=True)
+        ]
+    return result
 
 
 def _weighted(parts: Sequence[End], weights: Sequence[int]) -> list[int]:

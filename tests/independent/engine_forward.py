@@ -145,7 +145,7 @@ def forward(head: Head) -> Forward:
                 accumulator = _add_tile(head, rows, queries, keys, accumulator, pairs)
                 for i, row in zip(queries, rows, strict=True):
                     bases[i][tile], bases_in_log2[i][tile] = row.saved_base, row.base_in_log2
-            has_sink = splits == 1 or (number == 0 and softmax["combine"] == "scales_first")
+            has_sink = splits == 1 or (number == 0 and softmax["combine"] != "divide_last")
             lines = zip(queries, rows, accumulator.tolist(), strict=True)
             parts.append([_finished(head, tiles, *line, has_sink=has_sink) for line in lines])
         for row_parts in zip(*parts, strict=True):

@@ -94,6 +94,7 @@ BF16_FA4 = Recipe(
         rescale_threshold=8,
         normalisation="zero_safe_reciprocal",
         lse="log2_fma",
+        combine="scales_first",
     ),
     gradient=Gradient(
         score_factor="float32_product", normalisation="lse", delta=DeltaSum.THREAD_VECTORS
