@@ -403,7 +403,7 @@ def _recipe(given: str) -> "Recipe":
 
     data = read_plain(path, limit=1 << 20, follow=True)
     try:
-        return Recipe.from_json(json.loads(data.decode("utf-8"), object_pairs_hook=unique))
+        return Recipe.from_json(json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"recipe file {given}: {error}") from error
 

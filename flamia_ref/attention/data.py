@@ -24,7 +24,9 @@ class Data:
 
     def __post_init__(self) -> None:
         for name, kind in _hints(cast(Any, type(self))).items():
-            given = plain(getattr(self, name), but=Data)  # what is Data was checked when it was made
+            given = plain(
+                getattr(self, name), but=Data
+            )  # what is Data was checked when it was made
             value = typed(kind, given, f"{type(self).__name__}.{name}")
             object.__setattr__(self, name, value)
 

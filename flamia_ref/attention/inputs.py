@@ -361,8 +361,8 @@ def score_factor(softmax_scale: float, rounding: ScoreFactor) -> np.uint32:
 
 def _bad_score_factor(softmax_scale: float) -> ValueError:
     return ValueError(
-        f"softmax_scale is {softmax_scale!r}; it and it times log2(e) must be normal float32 numbers, from about"
-        " 1.2e-38 to 2.3e38"
+        f"softmax_scale is {softmax_scale!r}; alone and times log2(e) it must be a normal float32, about 1.2e-38 to"
+        " 2.3e38"
     )
 
 

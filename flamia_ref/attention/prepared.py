@@ -141,6 +141,7 @@ def prepare_dout(dout: Any, recipe: Recipe | str, *, cu_seqlens: Any = None) -> 
     if 0 in dout.shape[1:]:
         raise ValueError(f"dout has shape {dout.shape}; heads and value_dim must be at least 1")
     namespace, device = _backend.namespace(dout), _backend.device(dout)
+    dout = inputs.native(_backend.plain("dout", dout))
     if chosen.gradient.normalisation == "lse" or dout.dtype != np.float32:
         bits = inputs.rounded_bits({"dout": dout})["dout"]
     else:

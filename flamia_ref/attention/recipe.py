@@ -192,13 +192,13 @@ class Recipe(Data):
                 raise ValueError(f"recipe is not JSON: {error}") from None
             except RecursionError:
                 raise ValueError("recipe is nested too deeply to be one") from None
-        whole = isinstance(text, Mapping) and "schema" in text
-        if whole:
-            schema = text["schema"]
+        whole = False
+        if isinstance(text, Mapping) and "schema" in text:
+            whole, schema = True, text["schema"]
             if type(schema) is not int or schema != RECIPE_SCHEMA:
                 raise ValueError(
-                    f"recipe has schema {shown(schema)} and this version reads schema {RECIPE_SCHEMA}; write it again"
-                    " with the version that reads it here"
+                    f"recipe has schema {shown(schema)} and this version reads schema {RECIPE_SCHEMA}; read it with the"
+                    " version that wrote it"
                 )
             text = {name: value for name, value in text.items() if name != "schema"}
         return cast(Recipe, typed(Recipe, text, "recipe", whole=whole))

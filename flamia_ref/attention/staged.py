@@ -19,9 +19,12 @@ from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref.attention import backward_tile, inputs
 from flamia_ref.attention.backward_pass import BackwardRun, RowsBefore
+from flamia_ref.attention.belonging import check_bases
 from flamia_ref.attention.computed import check_computed
 from flamia_ref.attention.copies import INPUT_USES, copy_names, needs_high
 from flamia_ref.attention.forward_pass import ForwardRun
+from flamia_ref.attention.given_operands import check_scales, checked_operands, operand_arrays
+from flamia_ref.attention.kernel_results import KernelResults, check_forward, of_forward
 from flamia_ref.attention.prepared import Prepared, prepare_dout
 from flamia_ref.attention.product import Use
 from flamia_ref.attention.recipe import Recipe
@@ -29,9 +32,7 @@ from flamia_ref.attention.results import Backward, Forward
 from flamia_ref.attention.run import Sizes
 from flamia_ref.attention.stages import backward_stages, forward_stages
 from flamia_ref.attention.traced import Wanted, check_tiles, check_trace
-from flamia_ref.formats import PRESETS
-from flamia_ref.packing import Documents, Mask
-from flamia_ref.packing.tiles import BLOCK
+from flamia_ref.packing import Mask
 
 _FORWARD = (Use.S_Q, Use.S_K, Use.O_V)
 _OF_DOUT = (Use.DP_DO, Use.DV_DO)
@@ -75,18 +76,12 @@ def forward_from_operands(
     trace: Iterable[Any] = (),
 ) -> Forward:
     """`attention.forward` from codes and scales of q, k and v; keywords, result and errors are those of `forward`."""
-    recipe = _checked_operands(operands, _FORWARD)
-    check_computed(recipe)
+    operands = _checked_operands("operands", operands, _FORWARD)
+    recipe = operands.recipe
     wanted = check_trace(trace, forward_stages(recipe), recipe)
     q, k, v = (operands.operand(use).codes for use in _FORWARD)
+    inputs.check_extents(q, k, v, other_keys=cu_seqlens_k is not None)
     sizes = _sizes(q, k, v)
-    inputs.check_one_library(
-        {"q": q, "k": k, "v": v} if sink is None else {"q": q, "k": k, "v": v, "sink": sink}
-    )
-    if cu_seqlens_k is None and len(k) != len(q):
-        raise ValueError(
-            f"q has {len(q)} tokens and k {len(k)}; give cu_seqlens_k where keys are other tokens than queries"
-        )
     mask = inputs.checked_mask(
         len(q),
         len(k),
@@ -97,14 +92,17 @@ def forward_from_operands(
         alignment=alignment,
     )
     inputs.check_sink(sink, sizes.heads)
+    inputs.check_sink_range(sink)
     shape = inputs.Shape(
         mask,
         inputs.checked_scale(softmax_scale, sizes.head_dim),
         inputs.checked_softcap(softcap),
     )
+    inputs.check_range(shape)
     check_tiles(wanted, mask, sizes.heads, recipe)
     _check_documents(operands, mask)
-    run = ForwardRun(recipe, shape, sizes, *_libraries(q, operands), wanted, inputs.sink_bits(sink))
+    arrays = dict(operand_arrays(operands)) | ({} if sink is None else {"sink": sink})
+    run = ForwardRun(recipe, shape, sizes, *_libraries(q, arrays), wanted, inputs.sink_bits(sink))
     run.take(operands)
     return run.forward()
 
@@ -112,30 +110,33 @@ def forward_from_operands(
 def preprocess(dout: Any, forward: Forward) -> Preprocessed:
     """What comes before the backward's products, from dO and the out and lse of a forward.
 
-    Shapes: `dout` [tokens, heads, value channels], float32 or bfloat16 as in `backward`. Raises as `backward`.
+    Shapes: `dout` [tokens, heads, value channels], float32 or bfloat16 as in `backward`. Raises as `backward`; that
+    lse and out belong to q, k and v is not checked.
     """
-    _check_forward(forward)
-    check_computed(forward.recipe)
+    found = _checked_forward(forward)
     inputs.check_values("dout", dout, inputs.DTYPES)
-    if tuple(dout.shape) != tuple(forward.out.shape):
+    if tuple(dout.shape) != tuple(found.out.shape):
         raise ValueError(
-            f"dout has shape {tuple(dout.shape)} and the forward's out {tuple(forward.out.shape)}; they must be equal"
+            f"dout has shape {tuple(dout.shape)} and the forward's out {tuple(found.out.shape)}; they must be equal"
         )
-    given = {"dout": dout, "forward.out": forward.out, "forward.lse": forward.lse}
-    inputs.check_one_library(given | dict(forward.saved))
+    arrays = {"dout": dout} | of_forward(found)
+    layout, compute, device = _libraries(dout, arrays)
     bits = inputs.rounded_bits({"dout": dout})["dout"]
-    out, lse, saved = forward.out, forward.lse, dict(forward.saved)
-    if _backend.on_host(dout, out, lse, *saved.values()):
+    out, lse, saved = found.out, found.lse, found.saved
+    if layout is np:
         out, lse = (_backend.host(x) for x in (out, lse))
         saved = {name: _backend.host(x) for name, x in saved.items()}
+        check_bases(saved, lse, forward.recipe)
+    else:
+        bits = _backend.put(bits, compute, device) if isinstance(bits, np.ndarray) else bits
     saved = {name: inputs.float32_bits(inputs.no_gradient(x)) for name, x in saved.items()}
     _, heads, channels = dout.shape
     run = BackwardRun(
         forward,
         Sizes(heads, heads, channels, channels),
-        _backend.namespace(bits),
-        _backend.namespace(dout),
-        _backend.device(dout),
+        layout,
+        compute,
+        device,
         Wanted(()),
         None,
         saved,
@@ -171,44 +172,55 @@ def backward_from_operands(
     trace: Iterable[Any] = (),
 ) -> Backward:
     """`attention.backward` from the codes and scales of q, k, v and dO. Result and errors are those of `backward`; that
-    lse and out belong to the operands is not checked."""
-    _check_forward(forward)
-    recipe = forward.recipe
-    for given, uses in ((operands, _BACKWARD), (preprocessed.operands, _OF_DOUT)):
-        if _checked_operands(given, uses) != recipe:
+    lse and out belong to the operands is not checked.
+
+    `preprocessed`: from `preprocess`, or made of a kernel's base, rest, dead and delta, all of them [heads, tokens].
+    """
+    found = _checked_forward(forward)
+    recipe, mask = forward.recipe, forward.mask
+    if not isinstance(preprocessed, Preprocessed):
+        raise TypeError(
+            f"preprocessed is a {type(preprocessed).__name__}; pass what attention.preprocess gives, a Preprocessed"
+        )
+    operands = _checked_operands("operands", operands, _BACKWARD)
+    of_dout = _checked_operands("preprocessed.operands", preprocessed.operands, _OF_DOUT)
+    for given in (operands, of_dout):
+        if given.recipe != recipe:
             raise ValueError(
                 f"the operands are of recipe {given.recipe.name!r} and the forward of {recipe.name!r}; take one"
             )
-    check_computed(recipe)
     wanted = check_trace(trace, backward_stages(recipe), recipe)
     q, k, v = (operands.operand(use).codes for use in (Use.S_Q, Use.S_K, Use.DP_V))
-    dout = preprocessed.operands.operand(Use.DP_DO).codes
+    dout = of_dout.operand(Use.DP_DO).codes
+    inputs.check_extents(q, k, v, other_keys=True)
     sizes = _sizes(q, k, v)
-    mask = forward.mask
     if (len(q), len(k)) != (mask.queries.tokens, mask.keys.tokens):
         raise ValueError(
             f"q has {len(q)} tokens and k {len(k)}, but the forward ran on {mask.queries.tokens} and"
             f" {mask.keys.tokens}; pass the operands of that forward"
         )
-    if tuple(dout.shape) != (len(q), sizes.heads, sizes.value_dim):
-        raise ValueError(
-            f"dO has shape {tuple(dout.shape)}; for these q and v it must be {(len(q), sizes.heads, sizes.value_dim)}"
-        )
-    arrays = {"q": q, "k": k, "v": v, "dO": dout, "base": preprocessed.base}
-    inputs.check_one_library(arrays | dict(forward.saved))
+    for name, x in (("dO", dout), ("forward.out", found.out)):
+        if tuple(x.shape) != (len(q), sizes.heads, sizes.value_dim):
+            raise ValueError(
+                f"{name} has shape {tuple(x.shape)}; for these q and v it must be"
+                f" {(len(q), sizes.heads, sizes.value_dim)}"
+            )
+    rows = _checked_rows(preprocessed, recipe, (sizes.heads, len(q)))
     check_tiles(wanted, mask, sizes.heads, recipe)
-    for given in (operands, preprocessed.operands):
+    arrays = of_forward(found) | rows
+    for given in (operands, of_dout):
         _check_documents(given, mask)
-    layout, compute, device = _libraries(q, operands)
+        arrays |= dict(operand_arrays(given))
+    layout, compute, device = _libraries(q, arrays)
     saved = {
         name: inputs.float32_bits(_backend.host(x) if layout is np else x)
-        for name, x in forward.saved.items()
+        for name, x in found.saved.items()
     }
     run = BackwardRun(
-        forward, sizes, layout, compute, device, wanted, inputs.sink_bits(forward.sink), saved
+        forward, sizes, layout, compute, device, wanted, inputs.sink_bits(found.sink), saved
     )
     run.take(operands)
-    run.take(preprocessed.operands)
+    run.take(of_dout)
 
     def by_row(x: Array) -> Array:
         x = run.of_caller(x).T.reshape(-1)
@@ -216,65 +228,81 @@ def backward_from_operands(
 
     prologue = backward_tile.Prologue(
         run.layout.zeros((0,), dtype=np.uint32),  # what it was for is in the copies
-        *(by_row(x) for x in (preprocessed.base, preprocessed.rest, preprocessed.dead)),
+        *(by_row(rows[name]) for name in ("base", "rest", "dead")),
     )
-    delta = None if preprocessed.delta is None else by_row(preprocessed.delta)
+    delta = by_row(rows["delta"]) if "delta" in rows else None
     return run.backward(RowsBefore(prologue, delta))
 
 
-def _check_forward(forward: Any) -> None:
+def _checked_forward(forward: Any) -> KernelResults:
     if not isinstance(forward, Forward):
         raise TypeError(
             f"forward is a {type(forward).__name__}; pass the result of a forward, or Forward.from_kernel"
         )
+    return check_forward(forward)
 
 
-def _checked_operands(operands: Any, uses: tuple[Use, ...]) -> Recipe:
-    """The recipe of operands that have a copy for each of `uses`."""
+def _checked_rows(
+    preprocessed: Preprocessed, recipe: Recipe, shape: tuple[int, int]
+) -> dict[str, Array]:
+    """base, rest, dead and, for a recipe that takes one, delta: [heads, tokens]."""
+    adds_up = recipe.gradient.delta_source == "p_dp"
+    if (preprocessed.delta is None) != adds_up:
+        which = "None, but" if preprocessed.delta is None else "given, but"
+        does = "adds it up in the backward, leave it None" if adds_up else "takes one"
+        raise ValueError(f"preprocessed.delta is {which} recipe {recipe.name!r} {does}")
+    kinds = {"base": np.float32, "rest": np.float32, "dead": np.bool_, "delta": np.float32}
+    return {
+        name: inputs.array_of(
+            f"preprocessed.{name}",
+            getattr(preprocessed, name),
+            kind,
+            shape,
+            "for these operands it must be (heads, tokens) =",
+        )
+        for name, kind in kinds.items()
+        if not (name == "delta" and adds_up)
+    }
+
+
+def _checked_operands(name: str, operands: Any, uses: tuple[Use, ...]) -> Prepared:
+    """Operands that have a copy for each of `uses`."""
     if not isinstance(operands, Prepared):
         raise TypeError(
-            f"operands are a {type(operands).__name__}; pass what attention.prepare or operands_from gives"
+            f"{name} is a {type(operands).__name__}; pass what attention.prepare or operands_from gives, a Prepared"
         )
     recipe = operands.recipe
+    check_computed(recipe)
+    found = checked_operands(operands)
     names = copy_names(recipe)
-    missing = sorted({names[use] for use in uses if names[use] not in operands.operands})
+    missing = sorted({names[use] for use in uses if names[use] not in found.operands})
     if missing:
-        raise ValueError(f"the operands have no {', '.join(missing)}; this stage takes them")
+        raise ValueError(f"{name} has no {', '.join(missing)}; this stage takes them")
     tensors = [tensor for tensor, all_uses in INPUT_USES.items() if set(all_uses) & set(uses)]
     if recipe.guard_operands == "inputs":
         lacking = [
             tensor
             for tensor in tensors
             if any(needs_high(recipe, use) for use in INPUT_USES[tensor] if use in uses)
-            and tensor not in operands.guards
+            and tensor not in found.guards
         ]
         if lacking:
             raise ValueError(
                 f"recipe {recipe.name!r} takes {', '.join(lacking)} in bfloat16 in guarded blocks; the operands have"
                 " no such guards, give them"
             )
-    return recipe
+    return found
 
 
 def _sizes(q: Array, k: Array, v: Array) -> Sizes:
-    if k.shape[2] != q.shape[2] or v.shape[:2] != k.shape[:2] or q.shape[1] % k.shape[1]:
-        raise ValueError(
-            f"q has codes of shape {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}; they are (tokens,"
-            " heads, channels), q and k with equally many channels, k and v with the same tokens and heads"
-        )
     return Sizes(q.shape[1], k.shape[1], q.shape[2], v.shape[2])
 
 
-def _libraries(x: Array, operands: Prepared) -> tuple[ModuleType, ModuleType, object | None]:
-    """The library of the layout, that of the results, and the device."""
-    arrays = [
-        part
-        for copy in operands.operands.values()
-        for part in (copy.codes, copy.scales, copy.token_scales)
-        if part is not None
-    ]
+def _libraries(x: Array, arrays: dict[str, Array]) -> tuple[ModuleType, ModuleType, object | None]:
+    """The library of the layout, that of the results, and the device, for arrays of one library with `x` among them."""
+    inputs.check_one_library(arrays)
     compute = _backend.namespace(x)
-    return (np if _backend.on_host(*arrays) else compute), compute, _backend.device(x)
+    return (np if _backend.on_host(*arrays.values()) else compute), compute, _backend.device(x)
 
 
 def _check_documents(operands: Prepared, mask: Mask) -> None:
@@ -288,22 +316,4 @@ def _check_documents(operands: Prepared, mask: Mask) -> None:
                 f"the operands were made for {made_for} and {name} means {documents}; blocks start at each document,"
                 " prepare them again"
             )
-    for use, name in copy_names(operands.recipe).items():
-        copy = operands.operands.get(name)
-        if copy is None or copy.scales is None:
-            continue
-        operand = operands.recipe.operand(use)
-        rows, columns = PRESETS[operand.format].checked_block(operand.block)
-        tokens, heads, channels = copy.codes.shape
-        documents = mask.keys if use.split(".")[1] in ("k", "v") else mask.queries
-        blocks = 1 if columns == "all" else -(-channels // int(columns))
-        count = tokens if rows == 1 else _token_blocks(documents)
-        if tuple(copy.scales.shape) != (count, heads, blocks):
-            raise ValueError(
-                f"{name}.scales has shape {tuple(copy.scales.shape)}; for codes {tuple(copy.codes.shape)} and blocks of"
-                f" {rows}x{columns} that start at each document it must be {(count, heads, blocks)}"
-            )
-
-
-def _token_blocks(documents: Documents) -> int:
-    return sum(-(-length // BLOCK) for length in documents.lengths)
+    check_scales(operands, mask.queries, mask.keys)

@@ -336,8 +336,8 @@ def test_arrays_of_two_libraries() -> None:
     import jax
 
     one = jax.device_put(DOUT)
-    one_line(lambda: backward(dout=one), TypeError, "dout are JAX arrays and the rest numpy")
-    one_line(lambda: from_kernel(lse=jax.device_put(LSE)), TypeError, "lse are JAX arrays and the")
+    one_line(lambda: backward(dout=one), TypeError, "dout is a JAX array and the rest numpy")
+    one_line(lambda: from_kernel(lse=jax.device_put(LSE)), TypeError, "lse is a JAX array and the")
     of_jax = [jax.device_put(x) for x in (Q, K, V, DOUT)]
     one_line(lambda: backward(*of_jax), TypeError, "are JAX arrays and the rest numpy")
 

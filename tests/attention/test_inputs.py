@@ -142,7 +142,7 @@ def test_traced_values_that_select_shapes() -> None:
 def test_arrays_of_two_libraries() -> None:
     import jax.numpy as jnp
 
-    with pytest.raises(TypeError, match="q are JAX arrays and the rest numpy"):
+    with pytest.raises(TypeError, match="q is a JAX array and the rest numpy"):
         run(q=jnp.asarray(Q))
 
 

@@ -11,7 +11,10 @@ import pytest
 
 from flamia_ref import attention
 from flamia_ref.attention import RECIPES, Forward, Operand, Recipe, Use
+from flamia_ref.attention.computed import check_computed
+from flamia_ref.attention.knobs import EmulatedColumns, Schedule
 from flamia_ref.attention.product import Accumulation, Scope, TileOrder
+from flamia_ref.attention.recipe import RECIPE_SCHEMA
 from flamia_ref.evidence import Evidence
 from tests.attention.changes import changed
 
@@ -55,6 +58,12 @@ def test_replace_makes_another_recipe() -> None:
     assert Recipe.from_json(other.to_json()) == other
 
 
+def schedule(**fields) -> dict:
+    """The data of a schedule that changes nothing but some fields."""
+    plain = dict.fromkeys(("o_order", "dq_order", "key_order", "heads_order", "splits"))
+    return {"name": "a", **plain, **fields}
+
+
 def _broken(change) -> str:
     plain = json.loads(FOLDED.to_json())
     change(plain)
@@ -68,28 +77,43 @@ def _broken(change) -> str:
         (lambda r: r.update(sofmax={}), "unknown field of recipe 'sofmax'; did you mean 'softmax'"),
         (lambda r: r["s"].update(instruction="mxf8"), "unknown instruction 'mxf8'"),
         (lambda r: r["s"]["left"].update(format="e4m4"), "unknown operand format 'e4m4'"),
-        (lambda r: r["o"]["left"].update(block=[1, "row"]), "recipe.o.left.block[] is 'row'"),
+        (
+            lambda r: r["o"]["left"].update(block=[1, "row"]),
+            "recipe.o.left.block[1] is 'row'; it must be a whole number or 'all'",
+        ),
         (lambda r: r["o"]["left"].update(block=[1]), "it must be a list of 2"),
         (lambda r: r["o"]["left"].update(scope="row"), "recipe.o.left.scope is 'row'; allowed"),
         (lambda r: r["softmax"].update(base="max"), "recipe.softmax.base is 'max'; allowed"),
         (lambda r: r["softmax"].update(exp2="libm"), "unknown exp2 model 'libm'"),
-        (lambda r: r["tiles"].update(key=True), "recipe.tiles.key is True; it must be a int"),
+        (lambda r: r["tiles"].update(key=True), "recipe.tiles.key is True; it must be a whole"),
         (lambda r: r.update(input="bf17"), "unknown format 'bf17'"),
-        (lambda r: r.update(name=3), "recipe.name is 3; it must be a str"),
+        (lambda r: r.update(name=3), "recipe.name is 3; it must be a string"),
         (lambda r: r.update(s=[]), "recipe.s is []; it must be an object"),
         (
             lambda r: r["steps"].update(softmx=r["steps"]["s"]),
             "unknown part with evidence 'softmx'",
         ),
         (lambda r: r["steps"]["s"].update(evidence="sure"), "recipe.steps['s'].evidence is 'sure'"),
-        (lambda r: r.update(schema=2), "unknown field of recipe 'schema'"),
+        (lambda r: r.update(schema=2), "recipe has schema 2 and this version reads schema 1; read"),
+        (lambda r: r.update(schema="1"), "recipe has schema '1' and this version reads schema 1"),
+        (lambda r: r.update(schema=True), "recipe has schema True and this version reads schema 1"),
+        (lambda r: r.update(schema=None), "recipe has schema None and this version reads schema 1"),
+        (lambda r: r.update(schema=2, sofmax=1), "recipe has schema 2 and this version reads sch"),
+        (lambda r: r.pop("tiles"), "recipe has no tiles"),
+        (lambda r: (r.pop("input"), r.pop("schedules")), "recipe has no input, schedules"),
+        (lambda r: r["tiles"].pop("splits"), "recipe.tiles has no splits"),
+        (lambda r: r["softmax"].pop("score"), "recipe.softmax has no score"),
+        (lambda r: r["gradient"].pop("delta_source"), "recipe.gradient has no delta_source"),
+        (lambda r: r["o"].pop("tile_order"), "recipe.o has no tile_order"),
+        (lambda r: r["dk"]["left"].pop("guard"), "recipe.dk.left has no guard"),
+        (lambda r: r.update(schedules=[{"name": "a"}]), "recipe.schedules[0] has no o_order, dq_"),
         (lambda r: r["softmax"].pop("exp2"), "recipe.softmax has no exp2"),
         (lambda r: r["softmax"].update(mask_value="-inf"), "recipe.softmax.mask_value is '-inf'"),
         (lambda r: r["softmax"].update(rescale_threshold=1.5), "rescale_threshold is 1.5; it must"),
         (lambda r: r["tiles"].update(key=100), "tiles.key is 100; allowed: multiples of 32"),
         (lambda r: r["softmax"].update(base="raw_max"), "exp2_argument is 'split' with base 'raw"),
         (lambda r: r.update(schedules=[{}]), "recipe.schedules[0] has no name"),
-        (lambda r: r.update(schedules=[{"name": "a"}] * 2), "two schedules of one name"),
+        (lambda r: r.update(schedules=[schedule()] * 2), "two schedules of one name"),
         (lambda r: r.update(schedules={}), "recipe.schedules is {}; it must be a list"),
     ],
 )
@@ -110,7 +134,7 @@ def test_bad_json_names_the_field(change, message: str) -> None:
         ("s", {"guard_instruction": "exact"}, "guard_instruction is 'exact'; a product has one if"),
         ("gradient", {"delta": "rowsum"}, "Gradient.delta is 'rowsum'"),
         ("gradient", {"heads": "atomic"}, "Gradient.heads is 'atomic'; allowed: 'float32_sum', "),
-        ("tiles", {"query": 128.0}, "Tiles.query is 128.0; it must be a int"),
+        ("tiles", {"query": 128.0}, "Tiles.query is 128.0; it must be a whole"),
         ("tiles", {"query": 48}, "tiles.query is 48; allowed: multiples of 32"),
         ("tiles", {"key": 288}, "tiles.key is 288; allowed: multiples of 32"),
         ("tiles", {"key": 0}, "tiles.key is 0; allowed: multiples of 32"),
@@ -118,10 +142,18 @@ def test_bad_json_names_the_field(change, message: str) -> None:
         ("tiles", {"masked": "left out"}, "Tiles.masked is 'left out'; allowed: 'computed', 'sk"),
         ("softmax", {"base": "raw_max"}, "exp2_argument is 'split' with base 'raw_max'; the exp"),
         ("softmax", {"lse": "log2_fma"}, "lse is 'log2_fma' with base 'integer_max'; 'log2_fma'"),
-        ("softmax", {"mask_value": -float("inf")}, "mask_value is -inf; it must be a finite float"),
-        ("softmax", {"mask_value": float("nan")}, "mask_value is nan; it must be a finite float32"),
-        ("softmax", {"mask_value": -1e39}, "mask_value is -1e+39; it must be a finite float32"),
-        ("softmax", {"mask_value": 0.0}, "mask_value is 0.0; it must be a finite float32 below 0"),
+        ("softmax", {"mask_value": -float("inf")}, "mask_value is -inf; in float32 it must be"),
+        (
+            "softmax",
+            {"mask_value": float("nan")},
+            "mask_value is nan; in float32 it must be finite",
+        ),
+        ("softmax", {"mask_value": -1e39}, "mask_value is -1e+39; in float32 it must be finite"),
+        (
+            "softmax",
+            {"mask_value": 0.0},
+            "mask_value is 0.0; in float32 it must be finite and below 0",
+        ),
         ("softmax", {"tanh": "polynomial3"}, "unknown tanh model 'polynomial3'"),
         ("softmax", {"combine": "first"}, "Softmax.combine is 'first'; allowed"),
         ("gradient", {"p_offset": 65}, "p_offset is 65; allowed: 0 to 64"),
@@ -193,6 +225,124 @@ def test_the_range_of_p_is_that_of_a_constant_scale() -> None:
             dataclasses.replace(base, softmax=beyond)
     block_scaled = changed(RECIPES["flamia-mxfp8-folded"], "softmax.p_offset", 20)
     assert block_scaled.softmax.p_offset == 20
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"splits": 0}, "schedule 'a' has splits = 0; allowed: 1 to 256"),
+        ({"splits": 1000}, "schedule 'a' has splits = 1000; allowed: 1 to 256"),
+        ({"o_order": "shifted"}, "schedule 'a' has o_order = 'shifted'; computed are 'ascending'"),
+        (
+            {"key_order": "descending_where_causal"},
+            "schedule 'a' has key_order = 'descending_where_causal'; computed are 'ascending', 'desc",
+        ),
+        ({"heads_order": "shifted"}, "recipe.schedules[0].heads_order is 'shifted'; allowed"),
+        ({"name": ""}, "a schedule's name is ''; a name has 1 to 100 printable characters"),
+        ({"name": "x" * 100}, "recipe 'flamia-mxfp8-folded' has a schedule 'xxx"),
+    ],
+)
+def test_a_schedule_is_checked_with_its_recipe(fields, message: str) -> None:
+    plain = json.loads(FOLDED.to_json())
+    plain["schedules"] = [schedule(**fields)]
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        Recipe.from_json(plain)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_schedule_that_is_taken_makes_a_recipe_that_is_computed() -> None:
+    for fields in (
+        *({"o_order": order} for order in TileOrder if order is not TileOrder.SHIFTED),
+        *({"dq_order": order} for order in TileOrder),
+        *(
+            {"key_order": order}
+            for order in TileOrder
+            if order is not TileOrder.DESCENDING_WHERE_CAUSAL
+        ),
+        *({"heads_order": order} for order in ("ascending", "descending")),
+        *({"splits": splits} for splits in (1, 2, 256)),
+    ):
+        recipe = dataclasses.replace(FOLDED, schedules=(Schedule(name="a", **fields),))
+        check_computed(recipe.scheduled("a"))
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "a\nb", "../x", "a\\b", "x" * 101, "a\x1b[2J", "a\u2028b"]
+)
+def test_names_are_plain(name: str) -> None:
+    for make in (
+        lambda: dataclasses.replace(FOLDED, name=name),
+        lambda: Schedule(name=name),
+        lambda: Recipe.from_json(_broken(lambda r: r.update(name=name))),
+    ):
+        with pytest.raises(ValueError, match="a name has 1 to 100 printable characters") as caught:
+            make()
+        assert caught.value.args[0].isprintable()
+        assert len(str(caught.value)) < 200
+    for fine in ("x", "x" * 100, "\u00fc 1, b"):
+        assert dataclasses.replace(FOLDED, name=fine, schedules=()).name == fine
+
+
+def test_the_columns_of_a_tile_are_at_most_256() -> None:
+    fields = {"exp2": "polynomial3", "period": 256, "count": 256, "first": 255, "stop": 256}
+    EmulatedColumns(**fields)
+    for name in ("period", "stop"):
+        for value in (257, 10**30):
+            with pytest.raises(ValueError, match=rf"{name} {value}.*allowed: 0 < count <= period"):
+                EmulatedColumns(**{**fields, name: value})
+    with pytest.raises(ValueError, match="count 1000000"):
+        EmulatedColumns(**{**fields, "period": 10**30, "count": 10**30})
+
+
+@pytest.mark.parametrize("value", [-1e-50, -1e-46, -0.0, -3.5e38])
+def test_a_mask_value_is_checked_as_float32(value: float) -> None:
+    with pytest.raises(ValueError, match="in float32 it must be finite and below 0"):
+        dataclasses.replace(FOLDED.softmax, mask_value=value)
+
+
+def test_whole_numbers_stand_for_floats_and_numpys_numbers_for_pythons() -> None:
+    found = Recipe.from_json(_broken(lambda r: r["softmax"].update(mask_value=-1000)))
+    assert found.softmax.mask_value == -1000.0
+    assert type(found.softmax.mask_value) is float
+    with pytest.raises(ValueError, match="mask_value is -1000000000.*; it must be a finite number"):
+        Recipe.from_json(_broken(lambda r: r["softmax"].update(mask_value=-(10**400))))
+    assert type(dataclasses.replace(FOLDED.tiles, query=np.int64(64)).query) is int
+    softmax = dataclasses.replace(
+        FOLDED.softmax, mask_value=np.float32(-1e4), exp2=np.str_("correct"), p_offset=np.int32(4)
+    )
+    assert Recipe.from_json(dataclasses.replace(FOLDED, softmax=softmax).to_json())
+    block = (np.int64(1), "all")
+    assert dataclasses.replace(FOLDED.s.left, block=block) == FOLDED.s.left
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ([32.0, 1], "recipe.s.left.block[0] is 32.0; it must be a whole number or 'all'"),
+        ([1, True], "recipe.s.left.block[1] is True; it must be a whole number or 'all'"),
+    ],
+)
+def test_which_entry_of_a_block_is_wrong(block, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Recipe.from_json(_broken(lambda r: r["s"]["left"].update(block=block)))
+
+
+def test_the_schema_is_written_and_read() -> None:
+    plain = json.loads(FOLDED.to_json())
+    assert plain["schema"] == RECIPE_SCHEMA == 1
+    # Without one it is of a version that wrote none: what came later has its default.
+    del plain["schema"], plain["softmax"]["tanh"], plain["schedules"]
+    assert Recipe.from_json(plain) == dataclasses.replace(FOLDED, schedules=())
+    del plain["softmax"]["exp2"]
+    with pytest.raises(ValueError, match=r"recipe\.softmax has no exp2"):
+        Recipe.from_json(plain)
+
+
+def test_texts_that_are_no_str() -> None:
+    with pytest.raises(ValueError, match="recipe is bytes; decode it as UTF-8 first"):
+        Recipe.from_json(FOLDED.to_json().encode())
+    with pytest.raises(ValueError, match="recipe begins with a byte order mark"):
+        Recipe.from_json("\ufeff" + FOLDED.to_json())
 
 
 def test_copies_are_equal() -> None:

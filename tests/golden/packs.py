@@ -125,7 +125,7 @@ def forge(pack: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 _LATER = {
-    "": ("schedules",),
+    "": ("schema", "schedules"),
     "softmax": ("tanh", "score", "mask_value", "row_sum_of", "combine"),
     "gradient": ("delta_source", "masked_ds", "heads_order"),
     "tiles": ("splits",),
