@@ -73,9 +73,19 @@ def is_committed(x: object) -> bool:
     return device(x) is not None and bool(cast(Any, x).committed)
 
 
+def _is_tracing() -> bool:
+    """Whether a JAX program is being traced, which then takes in whatever is computed, of known values too."""
+    jax = sys.modules.get("jax")
+    zero = np.int32(0)
+    return jax is not None and isinstance(jax.numpy.add(zero, zero), jax.core.Tracer)
+
+
 def on_host(*xs: object) -> bool:
-    """Whether all `xs` have values that the CPU holds: numpy arrays, or JAX arrays on a CPU."""
+    """Whether all `xs` have values that the CPU holds and can compute with: numpy arrays, or JAX arrays on a CPU while no
+    program is being traced."""
     places = [device(x) for x in xs if is_jax(x)]
+    if places and _is_tracing():
+        return False
     return all(place is not None and cast(Any, place).platform == "cpu" for place in places)
 
 

@@ -163,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     recipes = _group(groups, "recipes", "attention paths as data")
     _command(recipes, "list", "list the recipes", _recipes_list)
     one = _command(recipes, "show", "print a recipe as JSON, which --recipe reads", _recipes_show)
-    one.add_argument("name", metavar="NAME")
+    one.add_argument("name", metavar="NAME|FILE")
     summary = "say where the data and the evidence of two recipes differ"
     two = _command(
         recipes, "diff", summary, _recipes_diff, "Exit status 1 if they do; names do not count."
@@ -359,9 +359,7 @@ def _recipes_list(_: argparse.Namespace) -> Result:
 
 
 def _recipes_show(options: argparse.Namespace) -> Result:
-    from flamia_ref.attention import RECIPES
-
-    text = RECIPES[options.name].to_json()
+    text = _recipe(options.name).to_json()
     return 0, text, text + "\n"
 
 
@@ -398,13 +396,14 @@ def _recipe(given: str) -> "Recipe":
     path = Path(given)
     if given in RECIPES or not (path.suffix == ".json" or path.name != given or path.is_file()):
         return RECIPES[given]
-    from flamia_ref.golden.canonical import unique
     from flamia_ref.golden.files import read_plain
 
     data = read_plain(path, limit=1 << 20, follow=True)
     try:
-        return Recipe.from_json(json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique))
-    except (ValueError, RecursionError) as error:
+        return Recipe.from_json(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"recipe file {given} is not UTF-8 text: {error}") from error
+    except ValueError as error:
         raise ValueError(f"recipe file {given}: {error}") from error
 
 

@@ -16,7 +16,7 @@ from flamia_ref.attention.computed import check_computed
 from flamia_ref.attention.kernel_results import check_backward
 from flamia_ref.attention.product import Accumulation, TileOrder, Use
 from flamia_ref.attention.results import Backward, Forward
-from flamia_ref.attention.run import TILES, Late, Run, Sizes
+from flamia_ref.attention.run import Late, Run, Sizes
 from flamia_ref.attention.softmax import Factors
 from flamia_ref.attention.stages import backward_stages, pair_names
 from flamia_ref.attention.traced import (
@@ -154,7 +154,9 @@ class BackwardRun(Run):
             kept = {name for name in sums if name[1] != "q" or one.keys is not None}
             if one.queries is None:
                 kept -= {"dk", "dv"}
-            for pairs in tile_pairs(self.mask, self.heads, TILES, self.size, one, unseen=unseen):
+            for pairs in tile_pairs(
+                self.mask, self.heads, self.batch, self.size, one, unseen=unseen
+            ):
                 self._pairs(pairs, values, sums, kept)
         return self._assembled(prologue, delta, sums)
 
@@ -213,7 +215,7 @@ class BackwardRun(Run):
         sums: Sums = {"delta": {}}
         lanes = softmax.lanes(self.recipe.softmax)
         for pairs in tile_pairs(
-            self.mask, self.heads, TILES, self.size, PairOrder(queries=None), unseen=False
+            self.mask, self.heads, self.batch, self.size, PairOrder(queries=None), unseen=False
         ):
             batch, work, row_values, keys = self._work(pairs, values)
             tiles = batch.queries
@@ -269,7 +271,7 @@ class BackwardRun(Run):
         self, pairs: TilePairs, values: backward_tile.Values
     ) -> tuple[TilePairs, backward_tile.Work, backward_tile.Values, list[Key]]:
         """A batch of pairs filled up, what is computed of it, the values of its rows, and the keys of its pairs."""
-        batch = pairs.padded(TILES) if self.fixed_shapes else pairs
+        batch = pairs.padded(self.filled(len(pairs)))
         tiles = batch.queries
         bounds = tiles.bounds(self.mask)
         query_tokens = tiles.query_tokens()

@@ -21,8 +21,6 @@ _OUT_ERROR = 4.0
 _ROUNDED_LSE = 2.0**16
 # Below this, relative to float32's range, a block may be flushed whole: the scale's code is 0.
 _FLUSHED = 2.0**-117
-# Of a base, in log2 units: it is the next whole number above a maximum.
-_BASE_MARGIN = 2.0
 
 
 def check_pair(out_bits: Array, lse: Array) -> None:
@@ -47,19 +45,16 @@ def check_pair(out_bits: Array, lse: Array) -> None:
 
 
 def check_bases(saved: Mapping[str, Array], lse: Array, recipe: Recipe) -> None:
-    """Refuse a `row_base` that is the base of no row with this lse."""
+    """Refuse a `row_base` that is the base of no row. How large it may be beside lse depends on all that the recipe
+    rounds away, so that is not looked at."""
     if recipe.softmax.base != "integer_max" or "row_base" not in saved:
         return
     bases = _backend.host(saved["row_base"])
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(invalid="ignore"):
         broken = np.isfinite(bases) & (bases != np.floor(bases))
-        # The row sum has the P of the row's maximum in it, and no base passes that; 0 stands for no tile at all.
-        most = (lse * np.float32(np.log2(np.e)))[:, :, None]
-        high = (bases > most + _BASE_MARGIN) & (bases != 0) & (np.abs(most) < _ROUNDED_LSE)
     for wrong, what in (
         (broken, "with base 'integer_max' it is a whole number"),
         (np.isnan(bases) & ~np.isnan(lse)[:, :, None], "the lse of that row is a number"),
-        (high, "the lse of that row is below it"),
     ):
         if wrong.any():
             head, token, tile = (int(x[0]) for x in np.nonzero(wrong))

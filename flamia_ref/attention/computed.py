@@ -8,6 +8,7 @@ from typing import Any
 
 from flamia_ref._errors import shown
 from flamia_ref.arithmetic import INSTRUCTIONS
+from flamia_ref.attention import inputs
 from flamia_ref.attention.copies import INPUT_USES, OVER_CHANNELS
 from flamia_ref.attention.product import (
     KEY_TILE_ORDERS,
@@ -51,12 +52,19 @@ _PARTNERS = {
 """The use whose values can take the scale of a token operand."""
 
 
+def computed_recipe(recipe: Recipe | str) -> Recipe:
+    """The recipe that a `recipe` argument means, if this package computes it."""
+    chosen = inputs.chosen_recipe(recipe)
+    check_computed(chosen)
+    return chosen
+
+
 def check_computed(recipe: Any) -> None:
     """Refuse a recipe that this package does not compute, naming the part and what is computed, or what is none."""
     if not isinstance(recipe, Recipe):
         raise TypeError(f"recipe is {shown(recipe)}; it must be a Recipe, such as RECIPES[name]")
     for path, allowed in _FIXED.items():
-        _require(recipe, path, attrgetter(path)(recipe), allowed)
+        _require(recipe, path, attrgetter(path)(recipe), allowed, _reason(path))
     if recipe.dk.tile_order is not recipe.dv.tile_order:
         raise ValueError(
             f"recipe {recipe.name!r} has dk.tile_order = {shown(recipe.dk.tile_order)} and dv.tile_order ="
@@ -72,12 +80,28 @@ def check_computed(recipe: Any) -> None:
     _check_softmax(recipe)
 
 
-def _require(recipe: Recipe, path: str, value: Any, allowed: Iterable[Any]) -> None:
+def _require(recipe: Recipe, path: str, value: Any, allowed: Iterable[Any], why: str = "") -> None:
     allowed = tuple(allowed)
     if value not in allowed:
+        are = "is" if len(allowed) == 1 else "are"
         raise ValueError(
-            f"recipe {recipe.name!r} has {path} = {shown(value)}; computed are {' or '.join(map(shown, allowed))}"
+            f"recipe {recipe.name!r} has {path} = {shown(value)}; computed {are}"
+            f" {' or '.join(map(shown, allowed))}{f': {why}' if why else ''}"
         )
+
+
+def _reason(path: str) -> str:
+    """Why a fixed part has no other value."""
+    if path in ("input", "output"):
+        return "inputs and results are rounded as bfloat16 is"
+    product, _, part = path.partition(".")
+    if part == "tile_order" and product in ("s", "dp"):
+        return "it is a sum over channels, which are in one tile"
+    if part == "accumulation":
+        return "float32 partial sums are those of O and dQ, over key tiles"
+    if part.endswith("guard"):
+        return "the other operand of the product has the guard, or none has"
+    return ""
 
 
 def _path(use: Use) -> str:
@@ -89,8 +113,14 @@ _PAIRS = (Use.O_P, Use.DV_P, Use.DQ_DS, Use.DK_DS)
 
 
 def _check_product(recipe: Recipe, name: str, product: Product) -> None:
-    computed_by = (*_INSTRUCTIONS, _FP4) if name == "s" else _INSTRUCTIONS
-    _require(recipe, f"{name}.instruction", product.instruction, computed_by)
+    fp4 = name == "s" and _is_fp4(product.left) and _is_fp4(product.right)
+    _require(
+        recipe,
+        f"{name}.instruction",
+        product.instruction,
+        (_FP4, "exact", "float32") if fp4 else _INSTRUCTIONS,
+        "others do not take these operands with their scales",
+    )
     if product.guard_instruction is not None:
         computed = ("sm100.tcgen05.f16", "exact", "float32")
         _require(recipe, f"{name}.guard_instruction", product.guard_instruction, computed)
@@ -129,7 +159,15 @@ def _check_input(recipe: Recipe, tensor: str, use: Use) -> None:
             )
         blocks = ((1, 16),)
     _require(recipe, f"{path}.block", operand.block, blocks)
-    _require(recipe, f"{path}.scale_folded_into", operand.scale_folded_into, folded)
+    _require(
+        recipe,
+        f"{path}.scale_folded_into",
+        operand.scale_folded_into,
+        folded,
+        "the scale of a whole token differs along the contraction over tokens, so the other operand takes it"
+        if folded[0] is not None
+        else "only the scale of a whole token, in a contraction over tokens, can be taken by the other operand",
+    )
     if operand.format in PRESETS:
         allowed: tuple[Scope, ...] = (Scope.TOKEN,) if token else (Scope.BLOCK,)
         if operand.block in ((32, 1), _SQUARE):
@@ -196,9 +234,15 @@ def _check_pairs(recipe: Recipe, use: Use) -> None:
 def _check_softmax(recipe: Recipe) -> None:
     gradient = recipe.gradient
     if recipe.tiles.masked == "computed":
+        why = "tiles.masked is 'computed', where a tile that no row sees is zeros; 'skipped' takes every value"
         # A pair of tiles that is not computed reaches other rows through NaN codes, never through infinities.
         for use in (Use.O_V, Use.DV_DO, Use.DQ_K, Use.DK_Q):
-            _require(recipe, f"{_path(use)}.format", recipe.operand(use).format, (*PRESETS, "e4m3"))
-        _require(recipe, "gradient.heads", gradient.heads, ("float32_sum",))
-        _require(recipe, "dq.accumulation", recipe.dq.accumulation, _CHAINED)
-        _require(recipe, "gradient.masked_ds", gradient.masked_ds, ("select",))
+            element, allowed = recipe.operand(use).format, (*PRESETS, "e4m3")
+            if element not in allowed:
+                raise ValueError(
+                    f"recipe {recipe.name!r} has {_path(use)}.format = {shown(element)}; computed are block formats and"
+                    f" 'e4m3': {why}"
+                )
+        _require(recipe, "gradient.heads", gradient.heads, ("float32_sum",), why)
+        _require(recipe, "dq.accumulation", recipe.dq.accumulation, _CHAINED, why)
+        _require(recipe, "gradient.masked_ds", gradient.masked_ds, ("select",), why)

@@ -16,7 +16,7 @@ from flamia_ref.attention.inputs import Shape
 from flamia_ref.attention.product import TileOrder, Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.results import Forward
-from flamia_ref.attention.run import TILES, Late, Run, Sizes
+from flamia_ref.attention.run import Late, Run, Sizes
 from flamia_ref.attention.sides import Rows
 from flamia_ref.attention.softmax import Factors
 from flamia_ref.attention.stages import forward_stages, kept_for_backward, pair_names
@@ -129,7 +129,7 @@ class ForwardRun(Run):
         columns: list[list[Late]] = []
         place = np.zeros(self.tokens * self.heads, dtype=np.int32)
         filled = 0
-        for tiles in query_tiles(self.mask, self.heads, TILES, self.size):
+        for tiles in query_tiles(self.mask, self.heads, self.batch, self.size):
             tokens = tiles.query_tokens()
             inside = tokens >= 0
             flat = (tokens * self.heads + tiles.head[:, None])[inside]
@@ -150,7 +150,7 @@ class ForwardRun(Run):
     def _tiles(self, tiles: QueryTiles, v_nan: Array | None) -> list[Late]:
         """Everything for one batch of query tiles: output codes, o, lse, row maximum and row sum, rows first."""
         count = len(tiles)
-        batch = tiles.padded(TILES) if self.fixed_shapes else tiles
+        batch = tiles.padded(self.filled(count))
         bounds = batch.bounds(self.mask)
         begin, end = batch.key_tiles(bounds[1], bounds[0])
         if self.whole:

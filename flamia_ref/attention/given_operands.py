@@ -11,6 +11,7 @@ import numpy as np
 from flamia_ref._backend import Array
 from flamia_ref._errors import shown, unknown_name
 from flamia_ref.attention import inputs
+from flamia_ref.attention.computed import computed_recipe
 from flamia_ref.attention.copies import INPUT_USES, copy_names, needs_high
 from flamia_ref.attention.prepared import OperandCopy, Prepared
 from flamia_ref.attention.product import Operand, Scope
@@ -42,7 +43,7 @@ def operands_from(
 
     Raises: ValueError or TypeError of one line for unknown names, missing codes or scales, shapes and types.
     """
-    chosen = inputs.chosen_recipe(recipe)
+    chosen = computed_recipe(recipe)
     by_name = _by_name(chosen)
     found: dict[str, dict[str, Any]] = {}
     for stage, x in _mapping("arrays", arrays, "stage names such as 'q.codes'").items():

@@ -161,6 +161,11 @@ def checked_mask(
     documents = queries
     if cu_seqlens_k is not None:
         documents = Documents.from_cu_seqlens(cu_seqlens_k, keys, "cu_seqlens_k")
+        if cu_seqlens is None and len(documents) != 1:
+            raise ValueError(
+                f"cu_seqlens is None, which is 1 document, and cu_seqlens_k has {len(documents)}; give cu_seqlens with"
+                " equally many"
+            )
     return Mask.of(queries, documents, causal=causal, window=window, alignment=alignment)
 
 
@@ -412,7 +417,7 @@ def _input_bits(name: str, x: Array) -> Array:
         return _from_bfloat16(x)
     given = _backend.bits(x)
     rounded = _to_bfloat16(given)
-    if not _backend.is_traced(x):
+    if not _backend.is_traced(rounded):
         old, new = _backend.host(given), _backend.host(rounded)
         finite_or_infinite = (old & 0x7FFFFFFF) <= 0x7F800000
         changed = int(((old != new) & finite_or_infinite).sum())

@@ -123,6 +123,11 @@ class Softmax(Data):
         for name in ("rescale_threshold", "p_offset"):
             if not 0 <= getattr(self, name) <= 64:
                 raise ValueError(f"{name} is {shown(getattr(self, name))}; allowed: 0 to 64")
+        if self.rescale_threshold + self.p_offset > 64:
+            raise ValueError(
+                f"rescale_threshold is {self.rescale_threshold} and p_offset {self.p_offset}; together they lift P and"
+                " its sums by as many powers of two, so at most 64"
+            )
         if self.exp2_argument == "split" and self.base != "integer_max":
             raise ValueError(
                 f"exp2_argument is 'split' with base {self.base!r}; the exponent n - base is an integer only with base"

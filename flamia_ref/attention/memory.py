@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flamia_ref._errors import Registry
+from flamia_ref._errors import Registry, unknown_name
 from flamia_ref.attention import inputs
+from flamia_ref.attention.computed import computed_recipe
 from flamia_ref.attention.copies import INPUT_USES, OVER_CHANNELS, copy_names, needs_high
 from flamia_ref.attention.copy_rows import channel_block
 from flamia_ref.attention.kernel_layouts import ROWS
@@ -76,6 +77,8 @@ class BytesKept:
 
     def per_token_and_head(self, tensor: str) -> float:
         """Payload and scales of one tensor without padding, for one token and one of its heads."""
+        if tensor not in INPUT_USES:
+            raise unknown_name("input", tensor, INPUT_USES)
         copies = [x for x in self.copies if x.tensor == tensor and not x.follows]
         rows = copies[0].rows
         return sum(x.payload + x.scales for x in copies) / rows if rows else 0.0
@@ -115,17 +118,16 @@ def bytes_kept(
 
     Raises: ValueError or TypeError of one line.
     """
-    chosen = inputs.chosen_recipe(recipe)
+    chosen = computed_recipe(recipe)
     value_dim = head_dim if value_dim is None else value_dim
     sizes = {"head_dim": head_dim, "value_dim": value_dim, "heads": heads, "kv_heads": kv_heads}
     for name, size in sizes.items():
         inputs.checked_size(name, size)
-    queries = documents_of(lengths, "lengths")
-    keys = queries if key_lengths is None else documents_of(key_lengths, "key_lengths")
-    if len(queries) != len(keys):
+    if heads % kv_heads:
         raise ValueError(
-            f"lengths has {len(queries)} documents and key_lengths {len(keys)}; give equally many"
+            f"heads is {heads} and kv_heads {kv_heads}; the first must be a multiple of the second"
         )
+    queries, keys = documents_of(lengths, key_lengths)
     tensors = {
         "q": _Tensor(queries, heads, head_dim),
         "k": _Tensor(keys, kv_heads, head_dim),

@@ -13,6 +13,7 @@ from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref._errors import unknown_name
 from flamia_ref.attention import inputs
+from flamia_ref.attention.computed import computed_recipe
 from flamia_ref.attention.copies import (
     INPUT_USES,
     OVER_CHANNELS,
@@ -102,7 +103,7 @@ def prepare(
 
     Raises: as `forward`.
     """
-    chosen = inputs.chosen_recipe(recipe)
+    chosen = computed_recipe(recipe)
     given = inputs.check(
         q,
         k,
@@ -135,7 +136,7 @@ def prepare_dout(dout: Any, recipe: Recipe | str, *, cu_seqlens: Any = None) -> 
 
     Raises: ValueError or TypeError of one line.
     """
-    chosen = inputs.chosen_recipe(recipe)
+    chosen = computed_recipe(recipe)
     inputs.check_values("dout", dout, inputs.DTYPES)
     documents = Documents.from_cu_seqlens(cu_seqlens, dout.shape[0])
     if 0 in dout.shape[1:]:

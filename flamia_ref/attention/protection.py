@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,13 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flamia_ref.attention import inputs
+from flamia_ref._errors import shown
+from flamia_ref.attention.computed import computed_recipe
 from flamia_ref.attention.copies import INPUT_USES, OVER_CHANNELS
 from flamia_ref.attention.product import Guard, Operand, Scope, Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.sides import BLOCK, element
 from flamia_ref.formats import FORMATS
 from flamia_ref.packing import Documents, Mask
+
+_MOST_TOKENS = 2**31 - 1
 
 
 class Safeguard(StrEnum):
@@ -89,24 +93,45 @@ def safeguards(
 
     Raises: ValueError or TypeError of one line.
     """
-    chosen = inputs.chosen_recipe(recipe)
-    queries = documents_of(lengths, "lengths")
-    keys = queries if key_lengths is None else documents_of(key_lengths, "key_lengths")
+    chosen = computed_recipe(recipe)
+    queries, keys = documents_of(lengths, key_lengths)
     mask = Mask.of(queries, keys, causal=causal, window=window, alignment=alignment)
     counts = block_counts(mask)
     guarded = Fraction(counts.guarded, counts.visible) if counts.visible else Fraction(0)
     return tuple(_of_use(chosen, use, guarded) for use, _ in chosen.uses())
 
 
-def documents_of(lengths: Sequence[int], name: str) -> Documents:
-    """Documents of these lengths. Raises ValueError or TypeError of one line, naming the argument."""
+def documents_of(
+    lengths: Sequence[int], key_lengths: Sequence[int] | None
+) -> tuple[Documents, Documents]:
+    """The documents of queries and of keys of these lengths. Raises ValueError of one line, naming the argument."""
+    queries = _documents(lengths, "lengths")
+    keys = queries if key_lengths is None else _documents(key_lengths, "key_lengths")
+    if len(queries) != len(keys):
+        raise ValueError(
+            f"lengths has {len(queries)} documents and key_lengths {len(keys)}; give equally many"
+        )
+    return queries, keys
+
+
+def _documents(lengths: Any, name: str) -> Documents:
     try:
-        values = np.asarray(lengths)
+        values = np.asarray(lengths, dtype=object)
     except ValueError:
         values = np.asarray(None)
-    if values.ndim != 1 or not values.size or values.dtype.kind not in "iu" or values.min() < 0:
-        raise ValueError(f"{name} must be whole numbers from 0 on, at least one of them")
-    return Documents((0, *(int(end) for end in np.cumsum(values))))
+    whole = values.ndim == 1 and all(
+        isinstance(x, (int, np.integer)) and not isinstance(x, bool) and x >= 0 for x in values
+    )
+    if not whole or not values.size:
+        raise ValueError(
+            f"{name} must be whole numbers from 0 on, at least one of them; it is {shown(lengths)}"
+        )
+    offsets = (0, *itertools.accumulate(int(x) for x in values))
+    if offsets[-1] > _MOST_TOKENS:
+        raise ValueError(
+            f"{name} have {shown(offsets[-1])} tokens together; allowed: up to {_MOST_TOKENS}"
+        )
+    return Documents(offsets)
 
 
 def block_counts(mask: Mask) -> BlockCounts:

@@ -8,8 +8,8 @@ from typing import Any
 
 from flamia_ref import _backend
 from flamia_ref._backend import Array
-from flamia_ref.attention import inputs, kernel_results
-from flamia_ref.attention.computed import check_computed
+from flamia_ref.attention import kernel_results
+from flamia_ref.attention.computed import computed_recipe
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.traced import Trace
 from flamia_ref.packing import Documents, Mask
@@ -87,8 +87,7 @@ class Forward:
         Raises: ValueError or TypeError for bad shapes, dtypes and lengths, for a NaN in lse where out has none, for
         +inf in lse where out is neither 0 nor NaN, and for a row with lse = -inf whose out is not zero.
         """
-        chosen = inputs.chosen_recipe(recipe)
-        check_computed(chosen)
+        chosen = computed_recipe(recipe)
         given = kernel_results.check_results(
             out,
             lse,

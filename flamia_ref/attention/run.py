@@ -23,7 +23,8 @@ from flamia_ref.attention.stages import input_of
 from flamia_ref.packing import Mask, TileSize
 from flamia_ref.packing.tiles import Indices
 
-TILES = 8  # tiles that are computed together
+TILES = 8  # tiles that are computed together, where they are laid out on the host
+MORE_TILES = 64  # where they are laid out inside the program, or on an accelerator; a power of two
 
 
 class Late:
@@ -77,6 +78,7 @@ class Run:
         self.compute, self.device, self.layout = compute, device, layout
         self.inputs: dict[str, Array] = {}
         self.fixed_shapes = self.layout is not compute
+        self.batch = TILES if self.fixed_shapes or layout is np else MORE_TILES
         self.tokens = mask.queries.tokens
         self.heads, self.kv_heads, self.head_dim, self.value_dim = sizes
         self.group = self.heads // self.kv_heads
@@ -91,6 +93,12 @@ class Run:
         self.names = copy_names(recipe)
         self._copies: dict[str, Copy] = {}
         self._high: dict[str, Array] = {}
+
+    def filled(self, count: int) -> int:
+        """How many tiles a batch of `count` is filled up to: few shapes, so few programs."""
+        if self.layout is np and not self.fixed_shapes:
+            return count
+        return self.batch if self.fixed_shapes else 1 << (count - 1).bit_length()
 
     def take(self, prepared: Prepared) -> None:
         """Take copies that were made before."""

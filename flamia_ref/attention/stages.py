@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flamia_ref.attention import inputs
 from flamia_ref.attention.copies import INPUT_USES, copy_names
 from flamia_ref.attention.product import Operand, Scope, Use
 from flamia_ref.attention.recipe import Recipe
@@ -39,8 +40,9 @@ def pair_names(recipe: Recipe) -> dict[Use, str]:
     return names
 
 
-def forward_stages(recipe: Recipe) -> tuple[str, ...]:
-    """The stages of a recipe's forward, in the order of the dataflow."""
+def forward_stages(recipe: Recipe | str) -> tuple[str, ...]:
+    """The stages of a recipe's forward, in the order of the dataflow. `recipe`: a `Recipe`, or a name in `RECIPES`."""
+    recipe = inputs.chosen_recipe(recipe)
     return (
         *_inputs(recipe, (Use.S_Q, Use.S_K, Use.O_V)),
         "s",
@@ -52,8 +54,9 @@ def forward_stages(recipe: Recipe) -> tuple[str, ...]:
     )
 
 
-def backward_stages(recipe: Recipe) -> tuple[str, ...]:
+def backward_stages(recipe: Recipe | str) -> tuple[str, ...]:
     """The stages of a recipe's backward, in the order of the dataflow, without those of its forward."""
+    recipe = inputs.chosen_recipe(recipe)
     earlier = forward_stages(recipe)
     uses = (Use.DP_DO, Use.DV_DO, Use.DP_V, Use.DQ_K, Use.DK_Q)
     stages = (

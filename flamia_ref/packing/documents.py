@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from flamia_ref import _backend
 from flamia_ref._errors import shown
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Documents:
     """Documents packed one after another along the token axis.
 
@@ -77,7 +78,7 @@ class Documents:
         """Number of tokens in all documents."""
         return self.offsets[-1]
 
-    @property
+    @functools.cached_property
     def lengths(self) -> tuple[int, ...]:
         """Number of tokens of each document."""
         return tuple(end - start for start, end in itertools.pairwise(self.offsets))

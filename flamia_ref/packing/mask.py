@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ Window = tuple[int | None, int | None]
 _FAR = 2**31 - 1  # more keys than there are
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mask:
     """Which keys the queries of packed documents see. Every query sees a run of keys of its own document, or none.
 
@@ -85,7 +86,7 @@ class Mask:
 
         `document` and `place` broadcast; a place outside the document's queries sees none.
         """
-        queries, keys, shifts = self._table()[:, document]
+        queries, keys, shifts = self._table[:, document]
         stand = place + shifts
         left, right = self.window
         first = np.zeros_like(stand) if left is None else np.maximum(stand - left, 0)
@@ -114,6 +115,7 @@ class Mask:
         parts = [self.document_bounds(index)[1] < 0 for index in range(len(self.queries))]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.bool_)
 
+    @functools.cached_property
     def _table(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         queries, keys = np.array(self.queries.lengths), np.array(self.keys.lengths)
         shifts = np.zeros_like(keys) if self.alignment == "top_left" else keys - queries

@@ -149,13 +149,19 @@ def _document_pairs(
     count = len(first)
     key_count = -(-mask.keys.lengths[document] // columns)
     together = order.keys_together
-    query, key = (x.ravel() for x in np.indices((count, key_count), dtype=np.int64))
-    group = key // together
     # What is worked on together is seen together.
-    begin, end = first // columns // together, last // columns // together
-    seen = (last[query] >= 0) & (group >= begin[query]) & (group <= end[query])
-    kept = seen | unseen
-    query, key, group, seen = query[kept], key[kept], group[kept], seen[kept]
+    begin = first // columns // together * together
+    end = np.minimum((last // columns // together + 1) * together, key_count)
+    end = np.where(last < 0, begin, end)
+    if unseen:
+        query, key = (x.ravel() for x in np.indices((count, key_count)))
+    else:
+        counts = end - begin
+        query = np.repeat(np.arange(count), counts)
+        ahead = np.repeat(np.cumsum(counts) - counts - begin, counts)
+        key = np.arange(len(query)) - ahead
+    seen = (key >= begin[query]) & (key < end[query])
+    group = key // together
     inside = key % together
     closes = (inside == together - 1) | (key == key_count - 1)
     groups = -(-key_count // together)

@@ -91,7 +91,7 @@ BAD = [
     ({"sink": np.float32([0, np.nan, 0, 0])}, ValueError, "sink"),
     ({"sink": np.float32([0, 0, 0, np.inf])}, ValueError, "sink"),
     ({"sink": np.ma.masked_array(np.zeros(4, np.float32))}, TypeError, "sink is a MaskedArray"),
-    ({"cu_seqlens_k": CU_SEQLENS}, ValueError, "1 documents and cu_seqlens_k 2; give equally many"),
+    ({"cu_seqlens_k": CU_SEQLENS}, ValueError, "cu_seqlens is None, which is 1 document, and cu_s"),
     ({"cu_seqlens_k": [0, 9]}, ValueError, "cu_seqlens_k[1] is 9, beyond the 8 tokens given"),
     ({"cu_seqlens_k": [0, 5]}, ValueError, "cu_seqlens_k ends at 5, but 8 tokens were given"),
     ({"cu_seqlens_k": [1, 8]}, ValueError, "cu_seqlens_k[0] is 1; the first document starts at 0"),

@@ -6,7 +6,15 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from flamia_ref.attention import RECIPES, Safeguard, bytes_kept, prepare, prepare_dout, safeguards
+from flamia_ref.attention import (
+    RECIPES,
+    Safeguard,
+    bytes_kept,
+    operands_from,
+    prepare,
+    prepare_dout,
+    safeguards,
+)
 from flamia_ref.attention.product import Operand, Scope, Use
 from flamia_ref.attention.protection import block_counts
 from flamia_ref.packing import Documents, Mask
@@ -135,6 +143,7 @@ def test_without_a_select_nothing_is_filled() -> None:
     changed = replace(
         folded,
         gradient=replace(folded.gradient, masked_ds="product"),
+        tiles=replace(folded.tiles, masked="skipped"),
         softmax=replace(folded.softmax, mask_value=-1e30),
     )
     found = kinds(changed)
@@ -217,6 +226,42 @@ def test_what_else_is_saved() -> None:
         "o": 205 * 2 * 64 * 4,
         "row_base": (200 * 2 + 5 * 1) * 2 * 4,  # 200 keys are two tiles of 128
     }
+
+
+def test_sizes_are_exact_and_bounded() -> None:
+    for lengths in ([2**62] * 3, np.array([2**63, 2**63], np.uint64), [2**31]):
+        with pytest.raises(
+            ValueError, match=r"lengths have .* tokens together; allowed: up to 214748"
+        ):
+            bytes_kept("flamia-mxfp8", lengths=lengths, head_dim=64)
+    most = bytes_kept("flamia-mxfp8", lengths=[2**31 - 1], head_dim=np.int64(64))
+    assert most.saved["lse"] == 4 * (2**31 - 1)
+
+
+def test_sizes_that_no_forward_has() -> None:
+    for heads, kv_heads in ((3, 2), (1, 2)):
+        with pytest.raises(
+            ValueError, match=f"heads is {heads} and kv_heads {kv_heads}; the first"
+        ):
+            bytes_kept("flamia-mxfp8", lengths=[3], head_dim=64, heads=heads, kv_heads=kv_heads)
+    with pytest.raises(ValueError, match="unknown input 'zz'"):
+        bytes_kept("flamia-mxfp8", lengths=[3], head_dim=64).per_token_and_head("zz")
+    with pytest.raises(ValueError, match="lengths has 1 documents and key_lengths 2"):
+        safeguards("flamia-mxfp8", lengths=[3], key_lengths=[1, 2])
+
+
+def test_a_recipe_that_is_not_computed_is_refused() -> None:
+    recipe = replace(RECIPES["flamia-mxfp8-folded"], input="fp32")
+    x = np.zeros((4, 1, 32), np.float32)
+    for call in (
+        lambda: prepare(x, x, x, recipe),
+        lambda: prepare_dout(x, recipe),
+        lambda: operands_from({}, recipe),
+        lambda: bytes_kept(recipe, lengths=[4], head_dim=32),
+        lambda: safeguards(recipe, lengths=[4]),
+    ):
+        with pytest.raises(ValueError, match="has input = 'fp32'; computed is 'bf16': inputs and"):
+            call()
 
 
 def test_bad_arguments() -> None:

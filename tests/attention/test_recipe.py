@@ -135,6 +135,7 @@ def test_bad_json_names_the_field(change, message: str) -> None:
         ("gradient", {"delta": "rowsum"}, "Gradient.delta is 'rowsum'"),
         ("gradient", {"heads": "atomic"}, "Gradient.heads is 'atomic'; allowed: 'float32_sum', "),
         ("tiles", {"query": 128.0}, "Tiles.query is 128.0; it must be a whole"),
+        ("softmax", {"rescale_threshold": 33, "p_offset": 32}, "rescale_threshold is 33 and p_off"),
         ("tiles", {"query": 48}, "tiles.query is 48; allowed: multiples of 32"),
         ("tiles", {"key": 288}, "tiles.key is 288; allowed: multiples of 32"),
         ("tiles", {"key": 0}, "tiles.key is 0; allowed: multiples of 32"),
@@ -304,7 +305,9 @@ def test_whole_numbers_stand_for_floats_and_numpys_numbers_for_pythons() -> None
     found = Recipe.from_json(_broken(lambda r: r["softmax"].update(mask_value=-1000)))
     assert found.softmax.mask_value == -1000.0
     assert type(found.softmax.mask_value) is float
-    with pytest.raises(ValueError, match="mask_value is -1000000000.*; it must be a finite number"):
+    with pytest.raises(
+        ValueError, match=r"mask_value is -1000000000.*; it must be a finite number"
+    ):
         Recipe.from_json(_broken(lambda r: r["softmax"].update(mask_value=-(10**400))))
     assert type(dataclasses.replace(FOLDED.tiles, query=np.int64(64)).query) is int
     softmax = dataclasses.replace(
@@ -343,6 +346,15 @@ def test_texts_that_are_no_str() -> None:
         Recipe.from_json(FOLDED.to_json().encode())
     with pytest.raises(ValueError, match="recipe begins with a byte order mark"):
         Recipe.from_json("\ufeff" + FOLDED.to_json())
+
+
+def test_stages_take_the_name_of_a_recipe() -> None:
+    for stages in (attention.forward_stages, attention.backward_stages):
+        assert stages(FOLDED.name) == stages(FOLDED)
+        with pytest.raises(TypeError, match="recipe is None; it must be a Recipe or a name"):
+            stages(None)
+        with pytest.raises(ValueError, match="unknown recipe 'x'"):
+            stages("x")
 
 
 def test_copies_are_equal() -> None:
@@ -394,7 +406,7 @@ def test_not_json() -> None:
         ),
         ("flamia-mxfp8-folded", "gradient.heads", "one_chain", "gradient.heads = 'one_chain'"),
         ("bf16-fa4", "s.tile_order", TileOrder.DESCENDING, "s.tile_order = 'descending'"),
-        ("bf16-fa4", "input", "fp16", "input = 'fp16'; computed are 'bf16'"),
+        ("bf16-fa4", "input", "fp16", "input = 'fp16'; computed is 'bf16': inputs and"),
         ("bf16-fa4", "o.tile_order", TileOrder.SHIFTED, "o.tile_order = 'shifted'; computed are"),
         (
             "bf16-fa4",
@@ -403,11 +415,11 @@ def test_not_json() -> None:
             "one loop over query tiles adds to both",
         ),
         ("bf16-fa4", "tiles.masked", "computed", "has o.right.format = 'bf16'; computed are "),
-        ("cudnn-mxfp8", "tiles.masked", "computed", "gradient.heads = 'one_chain'; computed are "),
+        ("cudnn-mxfp8", "tiles.masked", "computed", "gradient.heads = 'one_chain'; computed is "),
         ("flamia-mxfp8-folded", "gradient.masked_ds", "product", "gradient.masked_ds = 'product'"),
         ("cudnn-mxfp8", "dk.accumulation", Accumulation.FLOAT32_PARTIALS, "dk.accumulation = "),
         ("cudnn-mxfp8", "o.right.block", (1, 32), "o.right.block = (1, 32)"),
-        ("flamia-mxfp8", "o.left.format", "e5m2", "o.left.format = 'e5m2'; computed are 'e4m3'"),
+        ("flamia-mxfp8", "o.left.format", "e5m2", "o.left.format = 'e5m2'; computed is 'e4m3'"),
         ("flamia-mxfp8", "dv.left.same_codes_as", Use.O_P, "dv.left.same_codes_as = 'o.p'"),
         ("flamia-mxfp8-unguarded", "dq.left.block", (1, 32), "one copy of dS for dQ and dK"),
     ],

@@ -64,6 +64,26 @@ def test_a_file_of_before_and_one_of_a_later_version(
         assert errors.count("\n") == 1
 
 
+def test_files_that_are_no_recipe_and_one_with_a_byte_order_mark(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(FOLDED.to_json(), encoding="utf-8-sig")
+    assert run(capsys, "recipes", "show", file)[1] == FOLDED.to_json() + "\n"
+    for data, message in (
+        (b"{", "recipe is not JSON: "),
+        (b"\xff", "is not UTF-8 text: "),
+        (b'{"schema": 2}', "recipe has schema 2 and this version reads schema 1; "),
+    ):
+        file.write_bytes(data)
+        for command in (("show", file), ("check", file), ("diff", FOLDED.name, file)):
+            code, output, errors = run(capsys, "recipes", *command)
+            assert (code, output) == (2, "")
+            assert f"recipe file {file}" in errors
+            assert message in errors
+            assert errors.count("\n") == 1
+
+
 def test_diff(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     mine = dataclasses.replace(
         FOLDED,
@@ -126,7 +146,10 @@ def test_check_of_a_recipe_that_is_not_computed(
     (tmp_path / "wrong.json").write_text(wrong.to_json())
     code, output, errors = run(capsys, "recipes", "check", tmp_path / "wrong.json")
     assert (code, output) == (2, "")
-    assert "has s.tile_order = 'descending'; computed are 'ascending'" in errors
+    assert (
+        "has s.tile_order = 'descending'; computed is 'ascending': it is a sum over channels"
+        in errors
+    )
 
 
 @pytest.mark.parametrize("command", ["diff", "check"])
