@@ -81,8 +81,8 @@ def _is_tracing() -> bool:
 
 
 def on_host(*xs: object) -> bool:
-    """Whether all `xs` have values that the CPU holds and can compute with: numpy arrays, or JAX arrays on a CPU while no
-    program is being traced."""
+    """Whether all `xs` have values that the CPU holds and can compute with: numpy arrays, or JAX arrays on a CPU while
+    no program is being traced."""
     places = [device(x) for x in xs if is_jax(x)]
     if places and _is_tracing():
         return False

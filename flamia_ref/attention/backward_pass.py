@@ -58,7 +58,8 @@ def backward(
     Raises: ValueError or TypeError before any work for bad shapes, dtypes and names, inputs of another number of tokens
     or heads than the forward's, and an lse or an out that these q, k and v cannot have given: lse less than a query's
     score with the last key it sees (negated, say), out larger than every value of its document. An lse in base 2, or of
-    another softmax scale, cannot be seen unless it breaks that. NaN and infinity in the inputs are no error.
+    another softmax scale, cannot be seen unless it breaks that, nor another number of kv_heads. NaN and infinity in the
+    inputs are no error.
     Source: the recipe's.
     """
     if not isinstance(forward, Forward):
@@ -165,7 +166,7 @@ class BackwardRun(Run):
 
         def direction(order: TileOrder) -> str:
             if order is TileOrder.DESCENDING_WHERE_CAUSAL:
-                return "descending" if self.mask.causal else "ascending"
+                return "descending" if self.mask.bounded else "ascending"
             return order.value
 
         return PairOrder(

@@ -17,6 +17,8 @@ from flamia_ref.formats import PRESETS
 _SCORE_MARGIN = 0.05
 # How far out may pass the largest value: a P of half its format's smallest number doubles, and V rounds.
 _OUT_ERROR = 4.0
+# Rows that are looked at together.
+_ROWS = 256
 # From here on a float32 score is rounded so coarsely that P relative to a base may be anything.
 _ROUNDED_LSE = 2.0**16
 # Below this, relative to float32's range, a block may be flushed whole: the scale's code is 0.
@@ -72,45 +74,71 @@ def check_belonging(bits: dict[str, Array], out: Array, lse: Array, forward: Any
     """
     q, k, v = (_backend.from_bits(_backend.host(bits[name]), np.float32) for name in "qkv")
     group = q.shape[1] // k.shape[1]
+    tops = {  # of each document and head
+        name: [_largest(x[document]) for document in documents]
+        for name, x, documents in (
+            ("q", q, forward.mask.queries),
+            ("k", k, forward.mask.keys),
+            ("v", v, forward.mask.keys),
+        )
+    }
     with np.errstate(all="ignore"):
         for index, (queries, keys) in enumerate(forward.mask):
             _, last = forward.mask.document_bounds(index)
-            rows = np.flatnonzero(last >= 0)
-            if not len(rows):
-                continue
-            repeated = np.repeat(k[keys], group, axis=1)
-            score, error = _score(q[queries], repeated, rows, last[rows], forward)
-            given = lse[:, queries].T[rows]
-            low = np.isfinite(given) & (given < score - error) & (np.abs(score) < _ROUNDED_LSE)
-            if low.any():
-                row, head = (int(x[0]) for x in np.nonzero(low))
-                raise ValueError(
-                    f"lse of head {head}, token {queries.start + rows[row]} is {given[row, head]:.6g}, but the last key"
-                    f" that the query sees alone gives {score[row, head]:.6g}; is it negated, or of other inputs?"
-                )
-            most = np.repeat(np.abs(v[keys]).max(axis=(0, 2)), group).astype(np.float64)
-            largest = np.abs(out[queries][rows]).max(axis=2)
-            far = np.isfinite(largest) & (largest > _OUT_ERROR * most)
-            far &= np.abs(given) < _ROUNDED_LSE
-            far &= _quantizes(forward.recipe.o.right)
-            if far.any():
-                row, head = (int(x[0]) for x in np.nonzero(far))
-                raise ValueError(
-                    f"out of token {queries.start + rows[row]}, head {head} reaches {largest[row, head]:.6g}, but v in"
-                    f" its document {most[head]:.6g}; does it belong to these inputs?"
-                )
+            seeing = np.flatnonzero(last >= 0)
+            top = {"q": tops["q"][index], **{n: np.repeat(tops[n][index], group) for n in "kv"}}
+            for first in range(0, len(seeing), _ROWS):
+                rows = seeing[first : first + _ROWS]
+                tokens = queries.start + rows
+                key = np.repeat(k[keys.start + last[rows]], group, axis=1)
+                given = lse[:, tokens].T
+                _check_scores(q[tokens], key, given, tokens, top, forward)
+                _check_reach(out[tokens], given, tokens, top["v"], forward)
 
 
-def _score(q: Array, keys: Array, rows: Array, last: Array, forward: Any) -> tuple[Array, Array]:
-    """The score of some `rows` with the key `last` of each [rows, heads], and how far S may be from it."""
+def _largest(x: Array) -> Array:
+    """The largest magnitude of each head [heads] of x [tokens, heads, channels], NaN if there is one; 0 of no token."""
+    most = np.maximum(x.max(axis=(0, 2), initial=0), -x.min(axis=(0, 2), initial=0))
+    return most.astype(np.float64)
+
+
+def _check_scores(
+    q: Array, key: Array, given: Array, tokens: Array, top: Mapping[str, Array], forward: Any
+) -> None:
+    """Of some rows, with the last key that each sees [rows, heads, channels]."""
+    score, error = _score(q, key, top, forward)
+    low = np.isfinite(given) & (given < score - error) & (np.abs(score) < _ROUNDED_LSE)
+    if low.any():
+        row, head = (int(x[0]) for x in np.nonzero(low))
+        raise ValueError(
+            f"lse of head {head}, token {tokens[row]} is {given[row, head]:.6g}, but the last key that the query sees"
+            f" alone gives {score[row, head]:.6g}; is it negated, or of other inputs?"
+        )
+
+
+def _check_reach(out: Array, given: Array, tokens: Array, most: Array, forward: Any) -> None:
+    """Of some rows of out, with the largest value of each head."""
+    largest = np.abs(out).max(axis=2)
+    far = np.isfinite(largest) & (largest > _OUT_ERROR * most)
+    far &= np.abs(given) < _ROUNDED_LSE
+    far &= _quantizes(forward.recipe.o.right)
+    if far.any():
+        row, head = (int(x[0]) for x in np.nonzero(far))
+        raise ValueError(
+            f"out of token {tokens[row]}, head {head} reaches {largest[row, head]:.6g}, but v in its document"
+            f" {most[head]:.6g}; does it belong to these inputs?"
+        )
+
+
+def _score(q: Array, keys: Array, top: Mapping[str, Array], forward: Any) -> tuple[Array, Array]:
+    """The score of rows with a key each [rows, heads], and how far S may be from it."""
     recipe = forward.recipe
-    q_error, k_error = (
-        np.broadcast_to(_operand_error(np.abs(x.astype(np.float64)), operand), x.shape)[at]
-        for x, operand, at in ((q, recipe.s.left, rows), (keys, recipe.s.right, last))
-    )
-    q, keys = (x.astype(np.float64) for x in (q[rows], keys[last]))
-    score = (q * keys).sum(axis=2)
-    terms = np.abs(q * keys).sum(axis=2)
+    q, keys = (x.astype(np.float64) for x in (q, keys))
+    q_error = _operand_error(np.abs(q), top["q"], recipe.s.left)
+    k_error = _operand_error(np.abs(keys), top["k"], recipe.s.right)
+    products = q * keys
+    score = products.sum(axis=2)
+    terms = np.abs(products).sum(axis=2)
     error = (np.abs(q) * k_error + q_error * np.abs(keys) + q_error * k_error).sum(axis=2)
     error = (error + _SCORE_MARGIN * terms) * forward.softmax_scale + _SCORE_MARGIN
     score = score * forward.softmax_scale
@@ -124,8 +152,9 @@ def _quantizes(operand: Operand) -> bool:
     return operand.scope in (Scope.BLOCK, Scope.TOKEN, Scope.UNIT)
 
 
-def _operand_error(magnitude: Array, operand: Operand) -> Array | float:
-    """How far a code of an operand [tokens, heads, channels] of one document may be from its value."""
+def _operand_error(magnitude: Array, largest: Array, operand: Operand) -> Array | float:
+    """How far a code of an operand [tokens, heads, channels] may be from its value, in a document whose heads reach
+    `largest`."""
     if not _quantizes(operand):
         return np.inf
     if operand.format not in PRESETS:
@@ -135,5 +164,4 @@ def _operand_error(magnitude: Array, operand: Operand) -> Array | float:
     relative = max(saturated, 2.0 ** -(element.mantissa_bits + 1))
     # A scale is at most twice the block's largest value over 2^emax.
     smallest = element.smallest * 2.0**-element.emax
-    largest = magnitude.max(axis=(0, 2), keepdims=True)
-    return relative * magnitude + smallest * largest + _FLUSHED
+    return relative * magnitude + smallest * largest[:, None] + _FLUSHED

@@ -215,7 +215,7 @@ class ExactForward:
         stop = part.first_key + t.shape[1]
         order = list(range(part.first_key // size, -(-stop // size)))
         if self.recipe.o.tile_order is TileOrder.DESCENDING or (
-            self.recipe.o.tile_order is TileOrder.DESCENDING_WHERE_CAUSAL and self.mask.causal
+            self.recipe.o.tile_order is TileOrder.DESCENDING_WHERE_CAUSAL and self.mask.bounded
         ):
             order.reverse()
         if splits > 1:

@@ -205,7 +205,7 @@ class ForwardRun(Run):
         state = forward_tile.State(*(self.to_compute(self.layout.asarray(x)) for x in state))
         order = recipe.o.tile_order
         descending = order is TileOrder.DESCENDING or (
-            order is TileOrder.DESCENDING_WHERE_CAUSAL and self.mask.causal
+            order is TileOrder.DESCENDING_WHERE_CAUSAL and self.mask.bounded
         )
         names = ("s", "p", *(f"{pair_names(recipe)[Use.O_P]}.{x}" for x in ("codes", "scales")))
         least, most = (self.to_compute(x) for x in bounds)

@@ -183,7 +183,7 @@ def _copies(recipe: Recipe, tensor: str, x: _Tensor) -> list[CopyBytes]:
                 name=name,
                 tensor=tensor,
                 rows=x.rows,
-                payload=x.rows * x.channels * _bits(operand) // 8,
+                payload=x.rows * -(-x.channels * _bits(operand) // 8),
                 scales=_scales(operand, x),
                 padded_payload=sum(payload for payload, _ in laid_out),
                 padded_scales=sum(scales for _, scales in laid_out),
@@ -216,7 +216,7 @@ def _scales(operand: Operand, x: _Tensor) -> int:
 def _row_wise(operand: Operand, x: _Tensor) -> tuple[int, int]:
     step = 64 if _bits(operand) == 4 else BLOCK
     rows = x.of(ROWS) * ROWS * x.heads
-    payload = rows * -(-x.channels // step) * step * _bits(operand) // 8
+    payload = rows * -(-(-(-x.channels // step) * step * _bits(operand)) // 8)
     if operand.scope is Scope.UNIT:
         return payload, 0
     blocks = -(-x.channels // channel_block(operand))
@@ -226,7 +226,7 @@ def _row_wise(operand: Operand, x: _Tensor) -> tuple[int, int]:
 
 def _column_wise(operand: Operand, x: _Tensor) -> tuple[int, int]:
     rows = x.of(ROWS) * ROWS * x.heads
-    payload = rows * x.channels * _bits(operand) // 8
+    payload = -(-rows * x.channels * _bits(operand) // 8)
     if operand.scope is Scope.UNIT:
         return payload, 0
     scales = rows // BLOCK * -(-x.channels // ROWS) * ROWS

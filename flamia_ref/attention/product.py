@@ -62,7 +62,7 @@ class TileOrder(StrEnum):
     ASCENDING = "ascending"
     DESCENDING = "descending"
     DESCENDING_WHERE_CAUSAL = "descending_where_causal"
-    """Descending with a causal mask, ascending without."""
+    """Descending with a causal mask or a window, ascending without."""
     SHIFTED = "shifted"
     """From the tile of the same index on and round: descending along keys, ascending along queries. Key tiles that are
     worked on in pairs begin with the pair that the tile is in."""

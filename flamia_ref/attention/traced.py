@@ -102,7 +102,9 @@ def _tile(entry: tuple[Any, ...], stages: tuple[str, ...], recipe: Recipe) -> tu
         )
     name, tile = entry
     numbers = isinstance(tile, (tuple, list)) and len(tile) == 4
-    if not numbers or not all(isinstance(x, (int, np.integer)) and x >= 0 for x in tile):
+    if not numbers or not all(
+        isinstance(x, (int, np.integer)) and type(x) is not bool and x >= 0 for x in tile
+    ):
         raise ValueError(
             f"trace has the tile {shown(tile)} of {name!r}; it must be (document, head, query tile, key tile)"
         )

@@ -71,6 +71,11 @@ class Mask:
         return self.queries == self.keys
 
     @property
+    def bounded(self) -> bool:
+        """Whether queries are hidden keys of their document, by a causal mask or a window."""
+        return self.causal or self.window != (None, None)
+
+    @property
     def plain(self) -> bool:
         """Whether the mask is causal or full over the same tokens, and nothing else."""
         return self.same_tokens and self.window == (None, None)

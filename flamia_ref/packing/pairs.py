@@ -97,19 +97,18 @@ def tile_pairs(
         if not (length and key_length):
             continue
         rows, columns = size.of(length, key_length)
-        pairs = _document_pairs(mask, index, rows, columns, order, unseen)
-        turns = int(pairs[-1].max(initial=0)) + 1
+        pairs = _document_pairs(mask, index, rows, columns, order, unseen).astype(np.int32)
+        query, key, seen, opens, closes, level = (np.tile(x, heads) for x in pairs)
+        head = np.repeat(np.arange(heads, dtype=np.int32), pairs.shape[1])
+        turn = head % order.heads_in_sequence
+        if order.heads_descending:
+            turn = order.heads_in_sequence - 1 - turn
+        level = level + turn * (int(level.max(initial=0)) + 1)
         constants = (index, queries.start, length, keys.start, key_length)
-        for head in range(heads):
-            turn = head % order.heads_in_sequence
-            if order.heads_descending:
-                turn = order.heads_in_sequence - 1 - turn
-            query, key, seen, opens, closes, level = pairs
-            columns_of = np.stack(
-                (*np.broadcast_arrays(*constants, head, query * rows), key * columns, seen, opens)
-                + (closes, level + turn * turns)
-            )
-            groups.setdefault((rows, columns), []).append(columns_of)
+        same = [np.full_like(head, constant) for constant in constants]
+        groups.setdefault((rows, columns), []).append(
+            np.stack((*same, head, query * rows, key * columns, seen, opens, closes, level))
+        )
     for (rows, columns), parts in sorted(groups.items()):
         table = np.concatenate(parts, axis=1)
         order_of = np.argsort(table[-1], kind="stable")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import tracemalloc
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from flamia_ref import attention
 from flamia_ref._errors import InputRounded
 from flamia_ref.attention import RECIPES, Forward
+from flamia_ref.attention.belonging import check_belonging
 from tests.attention.passes import with_dout
 from tests.attention.samples import assert_same, bell
 
@@ -214,3 +216,16 @@ def test_a_traced_head_dim() -> None:
     with pytest.raises(TypeError, match="head_dim is traced; it selects shapes") as caught:
         jax.jit(lambda d: Forward.from_kernel(out, lse, RECIPE, head_dim=d).out)(64)
     assert "\n" not in str(caught.value)
+
+
+def test_what_looks_at_out_and_lse_takes_less_than_they_do() -> None:
+    rng = np.random.default_rng(0)
+    shape = (4096, 8, 64)
+    bits = {name: rng.integers(0, 2**30, shape, dtype=np.uint32) for name in "qkv"}
+    out, lse = np.zeros(shape, np.float32), np.full((8, 4096), np.inf, np.float32)
+    forward = from_kernel(out, lse, cu_seqlens=None)
+    tracemalloc.start()
+    check_belonging(bits, out, lse, forward)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * out.nbytes

@@ -67,6 +67,28 @@ def test_a_schedule_changes_no_more_than_roundings(name, schedule) -> None:
         assert distance < 0.02, result
 
 
+def test_a_schedule_changes_the_data_that_it_names_and_nothing_else() -> None:
+    """That each of these orders changes sums is held by the cancelling cases of tests/independent."""
+    for name, schedule in SCHEDULES:
+        recipe, found = RECIPES[name], RECIPES[name].scheduled(schedule)
+        (data,) = (entry for entry in recipe.schedules if entry.name == schedule)
+        expected = {
+            "o": data.o_order or recipe.o.tile_order,
+            "dq": data.dq_order or recipe.dq.tile_order,
+            "dk": data.key_order or recipe.dk.tile_order,
+            "dv": data.key_order or recipe.dv.tile_order,
+        }
+        for product, order in expected.items():
+            own = getattr(recipe, product)
+            assert getattr(found, product) == replace(own, tile_order=order), (name, schedule)
+        heads = data.heads_order or recipe.gradient.heads_order
+        assert found.gradient == replace(recipe.gradient, heads_order=heads)
+        assert found.tiles == replace(recipe.tiles, splits=data.splits or recipe.tiles.splits)
+        assert (found.s, found.dp, found.softmax) == (recipe.s, recipe.dp, recipe.softmax)
+        named = (data.o_order, data.dq_order, data.key_order, data.heads_order, data.splits)
+        assert any(one is not None for one in named)
+
+
 def test_schedules_are_found_by_name_and_are_whole_recipes() -> None:
     for name, schedule in SCHEDULES:
         found = RECIPES[name].scheduled(schedule)

@@ -257,7 +257,10 @@ HUGE = 1 << 62
         ),
         (drop("recipes", RECIPE, "recipe", "softmax"), "recipe has no softmax"),
         (put("recipes", RECIPE, "recipe", "tiles", "key", value=0), "tiles.key is 0; allowed"),
-        (put("recipes", RECIPE, "recipe", "tiles", "key", value="128"), "it must be a whole number"),
+        (
+            put("recipes", RECIPE, "recipe", "tiles", "key", value="128"),
+            "it must be a whole number",
+        ),
         (put("recipes", RECIPE, "recipe", "surprise", value=1), "unknown field of recipe"),
         (put("recipes", RECIPE, "recipe", "input", value="fp16"), "packs hold bf16"),
         (put(*Q_OPERAND, "block", value=[1, HUGE]), r"recipe: .*\(1, 4611686018427387904\)"),

@@ -250,7 +250,7 @@ class HeadBackward:
             units = head.tiling.units_worked_on(queries)
             order = product["tile_order"]
             own = index // together
-            for unit in ordered(units, order, causal=head.mask.causal, own=own, along="keys"):
+            for unit in ordered(units, order, causal=head.mask.is_local, own=own, along="keys"):
                 keys = head.tiling.key_units[unit]
                 start = matrices.zeros(*total.shape) if is_partial else total
                 left = self.ds_dq.part(queries, keys).row_side(size)
@@ -278,7 +278,7 @@ class HeadBackward:
             part = result[keys.start : keys.stop]
             tiles = tiling.queries_worked_on(index // 2 if tiling.paired else index)
             for tile in ordered(
-                tiles, product["tile_order"], causal=head.mask.causal, own=index, along="queries"
+                tiles, product["tile_order"], causal=head.mask.is_local, own=index, along="queries"
             ):
                 queries = tiling.query_tiles[tile]
                 left = pairs.part(queries, keys).column_side(tiling.query_size)

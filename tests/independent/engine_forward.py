@@ -140,7 +140,7 @@ def forward(head: Head) -> Forward:
         for number, tiles in enumerate(runs(tiling.worked_on(queries), splits)):
             rows: list[Online] = [BASES[softmax["base"]](softmax, c) for _ in queries]
             accumulator = matrices.zeros(len(queries), width)
-            for tile in ordered(tiles, recipe["o"]["tile_order"], causal=mask.causal):
+            for tile in ordered(tiles, recipe["o"]["tile_order"], causal=mask.is_local):
                 keys = tiling.key_tiles[tile]
                 accumulator = _add_tile(head, rows, queries, keys, accumulator, pairs)
                 for i, row in zip(queries, rows, strict=True):

@@ -33,6 +33,11 @@ class Mask:
             raise ValueError(f"causal with {self.right} keys to the right: pass 0 or None")
 
     @property
+    def is_local(self) -> bool:
+        """Causal, or with a window."""
+        return self.causal or self.left is not None or self.right is not None
+
+    @property
     def shift(self) -> int:
         """The key beside which query 0 stands."""
         return self.keys - self.queries if self.alignment == "bottom_right" else 0
@@ -154,6 +159,7 @@ def ordered(
 ) -> list[int]:
     """Tiles, given ascending, in the order of a recipe.
 
+    ``causal``: causal, or with a window.
     A shifted order starts at the tile ``own``: ``along`` "keys" it descends to 0 and goes on from the last,
     ``along`` "queries" it ascends to the last and goes on from 0.
     """

@@ -30,8 +30,8 @@ beside a number. Tiles of 128 start at the document; places past its end hold +0
     The group's heads are added in float32, ascending. dK is multiplied by fl(softmax_scale). Both become bfloat16.
 12. dQ: for each key tile, or from head_dim 128 on for each pair of key tiles 2p and 2p + 1, f16 over its keys of
     bfloat16(dS) and k, from +0; steps 10 and 11 work on such a pair as one. These are added in float32 from +0: with
-    a causal mask from the last to the first, without ascending (the deterministic mode). dq = bfloat16(fl(acc
-    fl(softmax_scale))).
+    a causal mask or a window from the last to the first, without ascending (the deterministic mode). dq =
+    bfloat16(fl(acc fl(softmax_scale))).
 Tiles without a visible pair are skipped in all of this, 128 queries by 128 keys. The forward kernel takes two query
 tiles together; that shows where a key tile that only the second sees holds a NaN or an infinity, and nowhere else. A
 row with lse = -inf beside an out of zeros has no gradient, by select: P = dS = 0. The kernel computes with L = 0 there,
@@ -42,7 +42,8 @@ step 9.
 
 Windows, alignments, a soft cap, a sink and splits of the keys are as `docs/attention.md` says for a base of S; the sink
 is that of correction_loop, the splits those of flash_fwd_combine.py, fused multiply-adds assumed in both. The kernels
-make a soft cap of a score_mod, with the same three roundings. A gradient of the sink is not theirs.
+make a soft cap of a score_mod, whose roundings are the caller's: the one here is assumed. A gradient of the sink is
+not theirs, nor is the select of dS where a pair is masked, whose P is 0 there.
 """
 
 from flamia_ref.attention.knobs import (
@@ -116,6 +117,8 @@ BF16_FA4 = Recipe(
         "softmax.lse": assumed(_COMPILER + _FA4 + "flash_fwd_sm100.py, correction_loop"),
         "softmax.combine": assumed(_COMPILER + _FA4 + "flash_fwd_combine.py"),
         "gradient": read(_FA4 + "flash_bwd_sm100.py"),
+        "gradient.masked_ds": assumed("the kernel has no select there, and P = 0"),
+        "gradient.heads_order": assumed("its deterministic order of heads was not read"),
         "gradient.delta": assumed(_COMPILER + _FA4 + "flash_bwd_preprocess.py"),
         "tiles": read(_FA4 + "block_info.py"),
         "guard_operands": read("no block is guarded"),
