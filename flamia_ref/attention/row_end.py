@@ -94,6 +94,8 @@ def combined(o: Array, lse: Array, sink: Array | None, softmax: Softmax) -> tupl
     if sink is not None:
         sink = xp.broadcast_to(sink[:, None], most.shape)
         most = _float32.maximum_number(most, sink)
+    if late:  # the kernel's maximum begins there, so that NaN alone leave nothing
+        most = _float32.maximum_number(most, NEGATIVE_INFINITY)
     base = xp.where(most == NEGATIVE_INFINITY, np.uint32(0), most)
     # Not where the largest of some NaN is -inf, unless NaN do not count.
     dead = ~(lse != NEGATIVE_INFINITY).any(axis=0)

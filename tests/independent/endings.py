@@ -125,7 +125,7 @@ def combine(
 
 def _divide_last(parts: Sequence[End], row: Online, sink: int | None) -> tuple[list[int], int]:
     values = [part.lse for part in parts] + ([] if sink is None else [sink])
-    largest = _largest(values)
+    largest = float32.maxnum(_largest(values), float32.MINUS_INFINITY)
     if largest == float32.MINUS_INFINITY:
         return [0] * len(parts[0].o), largest
     exp2 = FUNCTIONS["exp2", row.softmax["exp2"]]
