@@ -476,7 +476,7 @@ def test_a_recipe_whose_keys_are_split() -> None:
 
 def test_progress_and_recipes_that_are_not_computed() -> None:
     wrong = replace(FOLDED, dp=replace(FOLDED.dp, tile_order="descending"))
-    with pytest.raises(ValueError, match=r"dp.tile_order = 'descending'; computed are 'ascending'"):
+    with pytest.raises(ValueError, match=r"dp.tile_order = 'descending'; computed is 'ascending'"):
         consistency.check(wrong)
     with pytest.raises(ValueError, match="unknown recipe"):
         consistency.check("flamia")
