@@ -69,6 +69,12 @@ BOUNDS = {
         ("cudnn-mxfp8", "cudnn-mxfp8-pv-bf16", "flamia-mxfp8-folded", "flamia-mxfp8-unguarded"),
         ((0.04, 0.12), (0.08, 0.25), (0.05, 0.16), (0.025, 0.075)),
     ),
+    # Scores of e2m1 operands, whose step is an eighth to a half of a value: several times the error of e4m3, less than
+    # the values.
+    **dict.fromkeys(
+        ("flamia-nvfp4-fp8", "flamia-nvfp4-fp8-ue4m3"),
+        ((0.1, 0.6), (0.1, 0.7), (0.1, 0.7), (0.05, 0.5)),
+    ),
 }
 """From and to, of O, dQ, dK and dV over a whole layer."""
 
