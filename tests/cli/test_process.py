@@ -257,9 +257,9 @@ def test_recipe_files(here: Path) -> None:
     file.write_text(text.replace('"query": 128', '"query": 64').replace('"key": 128', '"key": 64'))
     refused(run(here, *arguments), "differs from the registered one of that name; rename it")
     file.write_text(text.replace('"query": 128', '"query": 64, "query": 128'))
-    refused(run(here, *arguments), "recipe file recipe.json: a key comes twice")
+    refused(run(here, *arguments), "recipe file recipe.json: 'query' comes twice in one object")
     file.write_text(text.replace('"flamia-mxfp8-folded"', '"mine", "name": "flamia-mxfp8-folded"'))
-    refused(run(here, *arguments), "recipe file recipe.json: a key comes twice")
+    refused(run(here, *arguments), "recipe file recipe.json: 'query' comes twice in one object")
     assert not (here / "pack").exists()
     refused(
         run(here, "golden", "make", "pack", "--recipe", "flamia"),
