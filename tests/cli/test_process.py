@@ -259,7 +259,7 @@ def test_recipe_files(here: Path) -> None:
     file.write_text(text.replace('"query": 128', '"query": 64, "query": 128'))
     refused(run(here, *arguments), "recipe file recipe.json: 'query' comes twice in one object")
     file.write_text(text.replace('"flamia-mxfp8-folded"', '"mine", "name": "flamia-mxfp8-folded"'))
-    refused(run(here, *arguments), "recipe file recipe.json: 'query' comes twice in one object")
+    refused(run(here, *arguments), "recipe file recipe.json: 'name' comes twice in one object")
     assert not (here / "pack").exists()
     refused(
         run(here, "golden", "make", "pack", "--recipe", "flamia"),
