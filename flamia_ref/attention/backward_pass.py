@@ -14,7 +14,7 @@ from flamia_ref.attention import backward_tile, inputs, softmax
 from flamia_ref.attention.backward_tile import Accumulators
 from flamia_ref.attention.computed import check_computed
 from flamia_ref.attention.kernel_results import check_backward
-from flamia_ref.attention.product import Accumulation, TileOrder, Use
+from flamia_ref.attention.product import Accumulation, Use
 from flamia_ref.attention.results import Backward, Forward
 from flamia_ref.attention.run import Late, Run, Sizes
 from flamia_ref.attention.softmax import Factors
@@ -163,15 +163,10 @@ class BackwardRun(Run):
 
     def _order(self, together: int) -> PairOrder:
         """The orders of the sums over pairs of tiles."""
-
-        def direction(order: TileOrder) -> str:
-            if order is TileOrder.DESCENDING_WHERE_CAUSAL:
-                return "descending" if self.mask.bounded else "ascending"
-            return order.value
-
+        bounded = self.mask.bounded
         return PairOrder(
-            keys=direction(self.recipe.dq.tile_order),
-            queries=direction(self.recipe.dk.tile_order),
+            keys=self.recipe.dq.tile_order.under(bounded).value,
+            queries=self.recipe.dk.tile_order.under(bounded).value,
             keys_together=together,
             heads_in_sequence=self.in_sequence,
             heads_descending=self.descending_heads,

@@ -19,7 +19,7 @@ from flamia_ref.attention.copy_rows import unit_code
 from flamia_ref.attention.product import Guard, Operand, Scope, Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.sides import BLOCK, UNIT
-from flamia_ref.formats import E8M0, PRESETS
+from flamia_ref.formats import PRESETS
 from flamia_ref.packing import Documents
 
 _ROWS = 1024  # rows that are quantized together
@@ -74,7 +74,7 @@ class Maker:
             return self._filled(codes, None, heads, operand)
         if PRESETS[operand.format].checked_block(operand.block)[0] != 1:
             return self._token_blocks(x, operand)
-        if _has_powers(operand):
+        if operand.has_token_scales:
             parts = self._in_batches((rows,), _ROWS, copy_numerics.with_powers, operand=operand)
             return self._filled(parts[0], parts[1], heads, operand, parts[2])
         codes, scales = self._in_batches((rows,), _ROWS, copy_numerics.blocks, operand=operand)
@@ -197,11 +197,6 @@ def _numbers(operand: Operand) -> Operand:
     return replace(
         operand, same_codes_as=None, promoted_from=None, scale_folded_into=None, guard=Guard.NONE
     )
-
-
-def _has_powers(operand: Operand) -> bool:
-    """Whether each token of an operand has a power of two besides its scales."""
-    return operand.scope is Scope.TOKEN and PRESETS[operand.format].scale is not E8M0
 
 
 def _scales(copy: Copy) -> tuple[Array, ...]:

@@ -18,10 +18,10 @@ from flamia_ref.attention.product import Guard, Operand, Scope, TileOrder, Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.formats import PRESETS, dequantize, quantize
 from flamia_ref.packing import Mask
+from flamia_ref.packing.tiles import BLOCK
 
 LOG2_E = math.log2(math.e)
 _LARGEST = float(np.finfo(np.float32).max)
-_BLOCK = 32
 _KEYS = (Use.S_K, Use.O_V, Use.DP_V, Use.DQ_K)
 
 Places = npt.NDArray[np.int64]
@@ -214,9 +214,7 @@ class ExactForward:
         scores = np.ceil(t) if knobs.base == "integer_max" else t
         stop = part.first_key + t.shape[1]
         order = list(range(part.first_key // size, -(-stop // size)))
-        if self.recipe.o.tile_order is TileOrder.DESCENDING or (
-            self.recipe.o.tile_order is TileOrder.DESCENDING_WHERE_CAUSAL and self.mask.bounded
-        ):
+        if self.recipe.o.tile_order.under(self.mask.bounded) is TileOrder.DESCENDING:
             order.reverse()
         if splits > 1:
             first, count = self._tiles(part)
@@ -262,5 +260,5 @@ def _widened(cut: Pairs, columns: int) -> Pairs:
     wide = np.zeros((len(cut), columns), dtype=np.bool_)
     wide[:, :keys] = cut
     if keys:
-        wide[:, keys : -(-keys // _BLOCK) * _BLOCK] = cut[:, -1:]
+        wide[:, keys : -(-keys // BLOCK) * BLOCK] = cut[:, -1:]
     return wide

@@ -11,7 +11,6 @@ from flamia_ref.attention.parts import Values
 from flamia_ref.attention.product import Operand, Scope, Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.formats import (
-    E8M0,
     FORMATS,
     PRESETS,
     BlockTensor,
@@ -92,7 +91,7 @@ def _stored(rows: Narrow, recipe: Recipe, use: Use) -> tuple[Values, BlockTensor
         return encoded(rows, operand.format, static_scale=operand.static_scale), None
     if operand.scope is Scope.PREVIOUS_BLOCK:
         codes = _by_previous(rows, operand)
-    elif operand.scope is Scope.TOKEN and PRESETS[operand.format].scale is not E8M0:
+    elif operand.has_token_scales:
         return _two_levels(rows, operand), None
     else:
         codes = quantize(rows, operand.format, block=operand.block)

@@ -203,10 +203,7 @@ class ForwardRun(Run):
         recipe, count = self.recipe, len(tiles)
         state = forward_tile.start(len(batch), batch.rows, self.value_dim, recipe)
         state = forward_tile.State(*(self.to_compute(self.layout.asarray(x)) for x in state))
-        order = recipe.o.tile_order
-        descending = order is TileOrder.DESCENDING or (
-            order is TileOrder.DESCENDING_WHERE_CAUSAL and self.mask.bounded
-        )
+        descending = recipe.o.tile_order.under(self.mask.bounded) is TileOrder.DESCENDING
         names = ("s", "p", *(f"{pair_names(recipe)[Use.O_P]}.{x}" for x in ("codes", "scales")))
         least, most = (self.to_compute(x) for x in bounds)
         for step in range(int((last - first).max(initial=0))):

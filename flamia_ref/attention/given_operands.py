@@ -14,10 +14,10 @@ from flamia_ref.attention import inputs
 from flamia_ref.attention.computed import computed_recipe
 from flamia_ref.attention.copies import INPUT_USES, copy_names, needs_high
 from flamia_ref.attention.prepared import OperandCopy, Prepared
-from flamia_ref.attention.product import Operand, Scope
+from flamia_ref.attention.product import Operand
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.stages import input_of
-from flamia_ref.formats import E8M0, PRESETS
+from flamia_ref.formats import PRESETS
 from flamia_ref.packing import Documents, Mask
 from flamia_ref.packing.tiles import BLOCK
 
@@ -156,7 +156,7 @@ def _parts(operand: Operand) -> tuple[str, ...]:
     """What a copy consists of."""
     if operand.format not in PRESETS:
         return ("codes",)
-    if operand.scope is Scope.TOKEN and PRESETS[operand.format].scale is not E8M0:
+    if operand.has_token_scales:
         return ("codes", "scales", "token_scales")
     return ("codes", "scales")
 

@@ -16,7 +16,7 @@ from flamia_ref.attention.product import Operand, Scope, Use
 from flamia_ref.attention.protection import documents_of
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.sides import BLOCK, element
-from flamia_ref.formats import E8M0, FORMATS, PRESETS
+from flamia_ref.formats import FORMATS
 from flamia_ref.packing import Documents
 
 _FORWARD_ONLY = (Use.O_V,)
@@ -210,7 +210,7 @@ def _scales(operand: Operand, x: _Tensor) -> int:
     rows, columns = operand.block
     across = 1 if columns == "all" else -(-x.channels // int(columns))
     down = x.rows if rows == 1 else x.of(BLOCK) * x.heads
-    return down * across + (x.rows if _has_powers(operand) else 0)
+    return down * across + (x.rows if operand.has_token_scales else 0)
 
 
 def _row_wise(operand: Operand, x: _Tensor) -> tuple[int, int]:
@@ -221,7 +221,7 @@ def _row_wise(operand: Operand, x: _Tensor) -> tuple[int, int]:
         return payload, 0
     blocks = -(-x.channels // channel_block(operand))
     columns = -(-blocks // _TILE_COLUMNS) * _TILE_COLUMNS
-    return payload, rows * columns + (rows if _has_powers(operand) else 0)
+    return payload, rows * columns + (rows if operand.has_token_scales else 0)
 
 
 def _column_wise(operand: Operand, x: _Tensor) -> tuple[int, int]:
@@ -232,7 +232,3 @@ def _column_wise(operand: Operand, x: _Tensor) -> tuple[int, int]:
     scales = rows // BLOCK * -(-x.channels // ROWS) * ROWS
     folded = operand.block is not None and operand.block[0] == 1
     return payload, scales + (rows if folded else 0)
-
-
-def _has_powers(operand: Operand) -> bool:
-    return operand.scope is Scope.TOKEN and PRESETS[operand.format].scale is not E8M0

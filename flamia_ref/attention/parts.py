@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flamia_ref.packing import Mask
+from flamia_ref.packing.tiles import BLOCK
 
 _ROWS = 256  # queries of a part: whole blocks of 32, so that no block of a document is cut
-_BLOCK = 32
 
 Values = npt.NDArray[np.float64]
 Pairs = npt.NDArray[np.bool_]
@@ -45,13 +45,13 @@ class Part(NamedTuple):
         A key past the document's end counts as masked, a query past it does not count.
         """
         rows, keys = self.seen.shape
-        blocks = (-(-rows // _BLOCK), _BLOCK, -(-keys // _BLOCK), _BLOCK)
-        seen = np.zeros((blocks[0] * _BLOCK, blocks[2] * _BLOCK), dtype=np.bool_)
+        blocks = (-(-rows // BLOCK), BLOCK, -(-keys // BLOCK), BLOCK)
+        seen = np.zeros((blocks[0] * BLOCK, blocks[2] * BLOCK), dtype=np.bool_)
         seen[:rows, :keys] = self.seen
         visible = seen.reshape(blocks).any(axis=(1, 3))
         seen[rows:] = True
         cut = visible & ~seen.reshape(blocks).all(axis=(1, 3))
-        return np.repeat(np.repeat(cut, _BLOCK, axis=0), _BLOCK, axis=1)[:rows, :keys]
+        return np.repeat(np.repeat(cut, BLOCK, axis=0), BLOCK, axis=1)[:rows, :keys]
 
 
 def parts(mask: Mask, heads: int, kv_heads: int, *, every_key: bool = False) -> Iterator[Part]:
@@ -76,8 +76,8 @@ def _range(first: npt.NDArray[np.int32], last: npt.NDArray[np.int32], keys: int)
     alive = last >= 0
     if not alive.any():
         return 0, 0
-    start = int(first[alive].min()) // _BLOCK * _BLOCK
-    return start, min(keys, -(-(int(last.max()) + 1) // _BLOCK) * _BLOCK)
+    start = int(first[alive].min()) // BLOCK * BLOCK
+    return start, min(keys, -(-(int(last.max()) + 1) // BLOCK) * BLOCK)
 
 
 def over_seen(weights: Values, values: Values, seen: Pairs) -> Values:

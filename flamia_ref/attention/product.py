@@ -9,7 +9,7 @@ from typing import Literal
 from flamia_ref._errors import shown, unknown_name
 from flamia_ref.arithmetic.catalogue import INSTRUCTIONS
 from flamia_ref.attention.data import Data
-from flamia_ref.formats import FORMATS, PRESETS
+from flamia_ref.formats import E8M0, FORMATS, PRESETS
 
 
 class Use(StrEnum):
@@ -66,6 +66,12 @@ class TileOrder(StrEnum):
     SHIFTED = "shifted"
     """From the tile of the same index on and round: descending along keys, ascending along queries. Key tiles that are
     worked on in pairs begin with the pair that the tile is in."""
+
+    def under(self, bounded: bool) -> TileOrder:
+        """The order itself, where a mask is `bounded` (causal, or a window) or not."""
+        if self is not TileOrder.DESCENDING_WHERE_CAUSAL:
+            return self
+        return TileOrder.DESCENDING if bounded else TileOrder.ASCENDING
 
 
 KEY_TILE_ORDERS = (
@@ -140,6 +146,12 @@ class Operand(Data):
             )
         if self.static_scale is not None and not 0 <= self.static_scale <= 254:
             raise ValueError(f"static_scale is {self.static_scale}; allowed: 0 to 254")
+
+    @property
+    def has_token_scales(self) -> bool:
+        """Whether each token has a power of two of its own besides its block scales, which are no powers of two."""
+        scaled = self.scope is Scope.TOKEN and self.format in PRESETS
+        return scaled and PRESETS[self.format].scale is not E8M0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,7 @@ from flamia_ref.attention import inputs
 from flamia_ref.attention.copies import INPUT_USES, copy_names
 from flamia_ref.attention.product import Operand, Scope, Use
 from flamia_ref.attention.recipe import Recipe
-from flamia_ref.formats import E8M0, PRESETS
+from flamia_ref.formats import PRESETS
 
 PAIR_USES = (Use.O_P, Use.DV_P, Use.DQ_DS, Use.DK_DS)
 """The uses of operands that are computed for pairs of tokens."""
@@ -106,7 +106,7 @@ def _inputs(recipe: Recipe, uses: tuple[Use, ...]) -> list[str]:
         found.append(f"{names[use]}.codes")
         if _has_scales(operand):
             found.append(f"{names[use]}.scales")
-            if operand.scope is Scope.TOKEN and PRESETS[operand.format].scale is not E8M0:
+            if operand.has_token_scales:
                 found.append(f"{names[use]}.token_scales")
     return list(dict.fromkeys(found))
 
