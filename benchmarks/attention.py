@@ -204,7 +204,7 @@ def fake_quantized(recipe: str, passes: str, arrays: list[Any]) -> Callable[[], 
 def _many(seconds: float) -> Result:
     """Many documents of all lengths beside one document of as many pairs of tiles."""
     lengths = np.linspace(1, LONGEST, MANY_DOCUMENTS).astype(int)
-    wanted = sum(map(_tiles, lengths))
+    wanted = int(sum(map(_tiles, lengths)))
     one = next(TILE * count for count in range(1, 4096) if _tiles(TILE * count) >= wanted)
     offsets = np.cumsum([0, *lengths], dtype=np.int32)
     per_pair = 2 * TILE * TILE * LONG_HEAD_DIM
@@ -221,12 +221,14 @@ def _many(seconds: float) -> Result:
     )
 
 
+# Not getrusage, whose maximum a process inherits from the one that starts it.
 _MEMORY = f"""
-import resource
+from pathlib import Path
 from benchmarks import attention
 call = attention._call("{RECIPE}", "forward", attention._on_jax({{tokens}}, 1), None)
 call()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+print(int(fields["VmHWM"].split()[0]) / 2**20)
 """
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from flamia_ref._backend import Array, namespace, uses_jax
+from flamia_ref._backend import Array, is_jax, namespace, uses_jax
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -147,3 +147,23 @@ def lane_primitive(name: str, function: Function) -> Function:
         return primitive().bind(*(jnp.asarray(x) for x in operands), **static)
 
     return cast(Function, call)
+
+
+@functools.cache
+def _special() -> Any:
+    import jax
+    from jax.extend.core import Primitive
+    from jax.interpreters import batching, mlir
+
+    made: Any = cast(Any, Primitive)("special")
+    made.def_impl(lambda flags: flags)
+    made.def_abstract_eval(lambda flags: jax.core.ShapedArray(flags.shape, flags.dtype))
+    mlir.register_lowering(made, lambda _, flags: [flags])
+    batching.primitive_batchers[made] = lambda operands, axes: (made.bind(*operands), axes[0])
+    return made
+
+
+def special(flags: Array) -> Array:
+    """`flags`, which say where values are NaN or infinite: under JAX the primitive `special`, so that who reads a
+    program for finite values knows that they are false there."""
+    return _special().bind(flags) if is_jax(flags) else flags

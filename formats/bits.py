@@ -81,10 +81,12 @@ def encode_bits(
         significand = xp.where(field == 0, whole & (hidden - word(1)), fraction) | hidden
         significand = xp.where(magnitude == 0, word(0), significand)
         field = xp.where(field == 0, normalised, field)
-        field = xp.where(magnitude == 0, np.int32(-2 * _FARTHEST), field)
     target_field = field + np.int32(target.bias - source_bias)
     if exponent is not None:
         target_field = target_field + xp.clip(exponent, -_FARTHEST, _FARTHEST)
+    if exponent is not None or not target.has_zero:
+        # After the exponent: 0 is 0 whatever it is multiplied by, also for who only reads the program.
+        target_field = xp.where(magnitude == 0, np.int32(-_FARTHEST), target_field)
     target_field = xp.where(magnitude >= infinity, np.int32(2 * _FARTHEST), target_field)
 
     code = _round(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flamia_ref import _backend, _float32
+from flamia_ref import _backend, _float32, _primitive
 from flamia_ref._backend import Array
 from flamia_ref._errors import shown
 from flamia_ref.formats.bits import check_type, decode_bits, encode_bits
@@ -237,7 +237,8 @@ def _element_codes(bits: Array, scales: Array, block_format: BlockFormat) -> Arr
         flushed = sign * element.code_dtype.type(element.sign_code)
         codes = xp.where((scales == 0) & number, flushed, codes)
     if block_format.can_be_nan:
-        codes = xp.where(scales == scale.nan_code, element.code_dtype.type(element.nan_code), codes)
+        nan = _primitive.special(scales == scale.nan_code)
+        codes = xp.where(nan, element.code_dtype.type(element.nan_code), codes)
     return codes
 
 

@@ -1,4 +1,4 @@
-"""What attention may depend on: the legal dependencies of its outputs, as data, and the tokens they name under a mask."""
+"""What attention may depend on: its legal dependencies as data, and the tokens they name under a mask."""
 
 from __future__ import annotations
 

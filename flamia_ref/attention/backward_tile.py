@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flamia_ref import _backend, _float32
+from flamia_ref import _backend, _float32, _primitive
 from flamia_ref._backend import Array
 from flamia_ref.arithmetic import reductions, special
 from flamia_ref.arithmetic.reductions import REDUCTIONS, Reduction
@@ -108,7 +108,8 @@ def prologue(dout: Array, out: Array, lse: Array, unseen: Array, *, recipe: Reci
     xp = _backend.namespace(dout, out, lse)
     scaled = _float32.multiply(lse, softmax.LOG2_E)
     # Beside an out of zeros; other rows with that lse have a sum of zero or NaN, and a NaN out.
-    dead = (lse == softmax.NEGATIVE_INFINITY) & ~((out & _float32.MAGNITUDE) != 0).any(axis=1)
+    infinite = _primitive.special(lse == softmax.NEGATIVE_INFINITY)
+    dead = infinite & ~((out & _float32.MAGNITUDE) != 0).any(axis=1)
     dead = dead | unseen
     base, rest = scaled, xp.full(lse.shape, _float32.ONE, dtype=np.uint32)
     if recipe.softmax.normalisation == "zero_safe_reciprocal":

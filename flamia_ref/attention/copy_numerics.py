@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flamia_ref import _backend, _float32
+from flamia_ref import _backend, _float32, _primitive
 from flamia_ref._backend import Array
 from flamia_ref.attention import sides
 from flamia_ref.attention.product import Operand
@@ -75,7 +75,7 @@ def with_powers(x: Array, *, operand: Operand) -> tuple[Array, Array, Array]:
     powers = least_power(amax, preset.element.max * preset.scale.max)
     relative = _float32.shift(x, np.int32(E8M0.bias) - powers.astype(np.int32))
     codes, found = quantize_bits(relative, preset, operand.block)
-    nan = powers == np.uint8(E8M0.nan_code)
+    nan = _primitive.special(powers == np.uint8(E8M0.nan_code))
     codes = xp.where(nan, np.uint8(preset.element.nan_code), codes)
     return codes, xp.where(nan, np.uint8(preset.scale.nan_code), found), powers
 
@@ -126,7 +126,7 @@ def promoted(
         return quantize_bits(numbers, wanted, target.block)
     xp = _backend.namespace(codes, given)
     largest = given.max(axis=1, keepdims=True)
-    nan = largest == np.uint8(E8M0.nan_code)
+    nan = _primitive.special(largest == np.uint8(E8M0.nan_code))
     room = np.int32(wanted.element.emax - source.element.emax)
     least = xp.maximum(largest.astype(np.int32) - room, np.int32(0))
     apart = _for_channels(given, codes.shape[1], operand).astype(np.int32) - least

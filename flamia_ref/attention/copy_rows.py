@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flamia_ref import _backend, _float32
+from flamia_ref import _backend, _float32, _primitive
 from flamia_ref._backend import Array
 from flamia_ref.attention import sides
 from flamia_ref.attention.product import Operand, Scope, Use
@@ -106,7 +106,7 @@ class Copy(NamedTuple):
     def not_finite(self) -> Array:
         """Whether each code is NaN or infinite: bool [tokens, heads, channels]."""
         values = decode_bits(self.codes[:-1], FORMATS[sides.element(self.operand)])
-        bad = (values & _float32.MAGNITUDE) >= _float32.INFINITY
+        bad = _primitive.special((values & _float32.MAGNITUDE) >= _float32.INFINITY)
         return bad.reshape(-1, self.heads, self.codes.shape[1])
 
     def rows_of(self, tokens: Indices, heads: Indices) -> Indices:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flamia_ref import _backend, _float32
+from flamia_ref import _backend, _float32, _primitive
 from flamia_ref._backend import Array
 from flamia_ref.arithmetic import INSTRUCTIONS
 from flamia_ref.arithmetic.instructions import Scaling
@@ -109,7 +109,7 @@ def pair_values(pairs: Pairs, operand: Operand, fold: Array | None) -> Array:
         scales = pairs.scales
         for axis in (1, 2):
             scales = xp.repeat(scales, x.shape[axis] // scales.shape[axis], axis=axis)
-        bad = scales == np.uint8(255)
+        bad = _primitive.special(scales == np.uint8(255))
         x = xp.where(bad, _float32.NAN, _float32.shift(x, scales.astype(np.int32) - np.int32(127)))
     elif operand.static_scale is not None:
         x = _float32.shift(x, xp.full(x.shape, operand.static_scale - 127, dtype=np.int32))
