@@ -112,6 +112,26 @@ def _parser() -> argparse.ArgumentParser:
         " leaked, or that one did not; 2 bad usage, or a control failed, so that a run proves nothing."
     )
 
+    proved = _command(
+        leak,
+        "prove",
+        "follow every dependency through the program, and certify that none is illegal",
+        _leak_prove,
+    )
+    _add_subject(proved)
+    from flamia_ref.leakage import proof_options
+
+    proof_options.add_arguments(proved)
+    proved.epilog = proof_options.EPILOG
+    verified = _command(
+        leak,
+        "verify",
+        "make a certificate anew, and compare",
+        _leak_verify,
+        proof_options.VERIFY_EPILOG,
+    )
+    verified.add_argument("file", metavar="FILE", help="what `leak prove --json FILE` wrote")
+
     device = _group(groups, "device", "what a GPU of yours computes, beside the models")
     probed = _command(
         device,
@@ -281,6 +301,47 @@ def _leak_demo(options: argparse.Namespace) -> Result:
         _console.write(options.picture, result.to_png())
         text += f"\nwrote {options.picture}"
     return result.exit_code, text, result.to_json()
+
+
+def _add_subject(parser: argparse.ArgumentParser) -> None:
+    subject = parser.add_mutually_exclusive_group(required=True)
+    subject.add_argument(
+        "--recipe", metavar="NAME|FILE", help="a recipe by name, or a JSON file of one"
+    )
+    subject.add_argument("--kernel", metavar="MODULE:FUNCTION", help="a Python callable")
+
+
+def _subject(options: argparse.Namespace) -> Any:
+    """The recipe or the kernel that the options name."""
+    if options.recipe is not None:
+        return _recipe(options.recipe)
+    from flamia_ref import kernels
+
+    return kernels.load(options.kernel)
+
+
+def _leak_prove(options: argparse.Namespace) -> Result:
+    from flamia_ref.leakage.proof import prove
+    from flamia_ref.leakage.proof_options import arguments
+
+    # What a function prints as it is imported or traced must not end up in the JSON.
+    with contextlib.redirect_stdout(sys.stderr):
+        found = prove(_subject(options), **arguments(options), progress=_console.progress())
+    return found.exit_code, found.to_text(), found.to_json()
+
+
+def _leak_verify(options: argparse.Namespace) -> Result:
+    from flamia_ref.golden.files import read_plain
+    from flamia_ref.leakage.verification import verify
+
+    data = read_plain(Path(options.file), limit=64 << 20, follow=True)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{options.file} is not UTF-8 text: {error}") from error
+    with contextlib.redirect_stdout(sys.stderr):
+        found = verify(text, progress=_console.progress())
+    return found.exit_code, found.to_text(), found.to_json()
 
 
 def _probe(options: argparse.Namespace) -> Result:

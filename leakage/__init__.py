@@ -9,9 +9,29 @@ from flamia_ref._lazy import attach
 
 if TYPE_CHECKING:
     from flamia_ref.leakage import demo as demo
+    from flamia_ref.leakage.certificate import Certificate as Certificate
+    from flamia_ref.leakage.legal import LEGAL as LEGAL
+    from flamia_ref.leakage.legal import Severity as Severity
+    from flamia_ref.leakage.proof import prove as prove
+    from flamia_ref.leakage.search.hunt_report import HuntReport as HuntReport
+    from flamia_ref.leakage.search.hunt_report import HuntVerdict as HuntVerdict
+    from flamia_ref.leakage.search.hunting import hunt as hunt
+    from flamia_ref.leakage.search.witnesses import FoundWitness as FoundWitness
+    from flamia_ref.leakage.verification import verify as verify
     from flamia_ref.leakage.witness import WITNESSES as WITNESSES
     from flamia_ref.leakage.witness import Witness as Witness
 else:
     __getattr__, __dir__, __all__ = attach(
-        __name__, {"demo": [], "witness": ["WITNESSES", "Witness"]}
+        __name__,
+        {
+            "demo": [],
+            "certificate": ["Certificate"],
+            "legal": ["LEGAL", "Severity"],
+            "proof": ["prove"],
+            "search.hunt_report": ["HuntReport", "HuntVerdict"],
+            "search.hunting": ["hunt"],
+            "search.witnesses": ["FoundWitness"],
+            "verification": ["verify"],
+            "witness": ["WITNESSES", "Witness"],
+        },
     )
