@@ -165,7 +165,7 @@ def _certificate(
         strict=strict,
         counts=tuple(counts),
         runs=tuple(runs),
-        assumptions={str(name): context.assumed[name] for name in sorted(context.assumed)},
+        assumptions={str(name): count for name, count in sorted(context.assumed.items()) if count},
         primitives=dict(sorted(context.met.items())),
         unknown=dict(sorted(context.unknown.items())),
         program=hashlib.sha256(str(program.program).encode()).hexdigest(),

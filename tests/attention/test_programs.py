@@ -52,6 +52,7 @@ PRIMITIVES = {
     "shift_left",
     "shift_right_logical",
     "slice",
+    "special",
     "squeeze",
     "stack",
     "sub",

@@ -1,4 +1,4 @@
-"""Attention in plain JAX, forward and backward, each operand quantized on its own: so that leaks can be planted one by one.
+"""Attention in plain JAX, forward and backward, each operand quantized on its own, to plant leaks one by one.
 
 It shares nothing with the package. A scale is a power of two from the bits of the largest magnitude of its block.
 """

@@ -137,7 +137,8 @@ def test_every_recipe_is_here():
 @pytest.mark.parametrize("lengths", [[64], [20, 0, 33, 1, 10]], ids=["one", "packed"])
 def test_a_safe_recipe_has_exactly_the_legal_dependencies(recipe, lengths):
     certificate = prove(recipe, lengths=lengths, head_dim=32)
-    assert certificate.exact and certificate.verdict is Proof.PROVED
+    assert certificate.exact
+    assert certificate.verdict is Proof.PROVED
     assert not certificate.unknown
     assert {(one.output, one.input) for one in certificate.counts} == {
         (output, source) for output, of in LEGAL.items() for source in of
@@ -188,10 +189,12 @@ def test_every_mask_and_shape(setting):
 def test_strict_finds_what_a_nan_reaches():
     """A NaN of a masked V is in the product of a row that does not see it."""
     certificate = prove("flamia-mxfp8-folded", lengths=[N], head_dim=32, strict=True)
-    assert not certificate.legal and not certificate.assumptions
+    assert not certificate.legal
+    assert not certificate.assumptions
     found = illegal(certificate)
     np.testing.assert_array_equal(found["out", "v"], ~LOWER)
-    assert ("lse", "k") not in found and ("lse", "q") not in found  # masked by select
+    assert ("lse", "k") not in found
+    assert ("lse", "q") not in found
 
 
 def test_finite_masks_leak():
@@ -217,7 +220,8 @@ def test_an_unknown_primitive_is_named_and_makes_everything_of_everything():
 
     certificate = prove(kernel, lengths=[4], head_dim=32, backward=False)
     assert certificate.unknown == {"strange": 1}
-    assert certificate.verdict is Proof.INCONCLUSIVE and certificate.exit_code == 2
+    assert certificate.verdict is Proof.INCONCLUSIVE
+    assert certificate.exit_code == 2
     assert "strange" in str(certificate)
     assert len([one for one in certificate.illegal if one.input == "v"]) == 6
 
@@ -229,7 +233,8 @@ def test_a_certificate_is_verified_and_a_forged_one_is_not():
     forged["illegal"] = []
     forged["legal"], forged["exact"], forged["verdict"] = True, True, "proved"
     found = verify(json.dumps(forged))
-    assert not found.holds and found.exit_code == 1
+    assert not found.holds
+    assert found.exit_code == 1
     assert {name for name, *_ in found.differences} == {"illegal", "legal", "exact", "verdict"}
 
 
