@@ -149,21 +149,40 @@ def lane_primitive(name: str, function: Function) -> Function:
     return cast(Function, call)
 
 
-@functools.cache
-def _special() -> Any:
+def _identity(name: str) -> Any:
+    """A primitive that gives flags back."""
     import jax
     from jax.extend.core import Primitive
     from jax.interpreters import batching, mlir
 
-    made: Any = cast(Any, Primitive)("special")
-    made.def_impl(lambda flags: flags)
-    made.def_abstract_eval(lambda flags: jax.core.ShapedArray(flags.shape, flags.dtype))
-    mlir.register_lowering(made, lambda _, flags: [flags])
-    batching.primitive_batchers[made] = lambda operands, axes: (made.bind(*operands), axes[0])
+    made: Any = cast(Any, Primitive)(name)
+    made.def_impl(lambda flags, **_: flags)
+    made.def_abstract_eval(lambda flags, **_: jax.core.ShapedArray(flags.shape, flags.dtype))
+    mlir.register_lowering(made, lambda _, flags, **__: [flags])
+    batching.primitive_batchers[made] = lambda operands, axes, **static: (
+        made.bind(*operands, **static),
+        axes[0],
+    )
     return made
 
 
+@functools.cache
+def _special() -> Any:
+    return _identity("special")
+
+
+@functools.cache
+def _shortcut() -> Any:
+    return _identity("shortcut")
+
+
 def special(flags: Array) -> Array:
-    """`flags`, which say where values are NaN or infinite: under JAX the primitive `special`, so that who reads a
-    program for finite values knows that they are false there."""
+    """`flags`, which say where values are NaN, infinite or a negative zero: under JAX the primitive `special`, so that
+    who reads a program for other values knows that they are false there."""
     return _special().bind(flags) if is_jax(flags) else flags
+
+
+def shortcut(flag: Array, *, general: bool) -> Array:
+    """`flag`, by which one of two ways to the same result is taken, of which that of `general` is right whatever the
+    flag is: under JAX the primitive `shortcut`, so that who reads a program may look at that way alone."""
+    return _shortcut().bind(flag, general=general) if is_jax(flag) else flag

@@ -132,6 +132,29 @@ def _parser() -> argparse.ArgumentParser:
     )
     verified.add_argument("file", metavar="FILE", help="what `leak prove --json FILE` wrote")
 
+    from flamia_ref.leakage import structure_command
+
+    structured = _command(
+        leak,
+        "structure",
+        "say which tokens each use of a recipe couples, and what of that is illegal",
+        _leak_structure,
+        structure_command.EPILOG,
+    )
+    structure_command.add_arguments(structured)
+
+    from flamia_ref.leakage.search import options as hunt_options
+
+    hunted = _command(
+        leak,
+        "hunt",
+        "search a recipe or a kernel, as a black box, for an input that moves what it must not",
+        _leak_hunt,
+        hunt_options.EPILOG,
+    )
+    _add_subject(hunted)
+    hunt_options.add_arguments(hunted)
+
     device = _group(groups, "device", "what a GPU of yours computes, beside the models")
     probed = _command(
         device,
@@ -286,13 +309,29 @@ def _show(options: argparse.Namespace) -> Result:
     return 0, "\n".join(lines), _json(document)
 
 
+def _require_picture(picture: str | None, options: argparse.Namespace) -> None:
+    """Require that a picture can be written, before the work for it is done."""
+    if picture is None:
+        return
+    _console.require_new(picture, force=options.force)
+    if options.json not in (None, "-") and _console.same_file(picture, options.json):
+        raise ValueError(f"the picture and the JSON are both to be {options.json}; give two names")
+
+
+def _leak_structure(options: argparse.Namespace) -> Result:
+    from flamia_ref.leakage.structure_command import run
+
+    _require_picture(options.png, options)
+    found = run(_recipe(options.recipe), options)
+    text = found.to_text()
+    if options.png is not None:
+        _console.write(options.png, found.to_png())
+        text += f"\nwrote {options.png}"
+    return found.exit_code, text, found.to_json()
+
+
 def _leak_demo(options: argparse.Namespace) -> Result:
-    if options.picture is not None:
-        _console.require_new(options.picture, force=options.force)
-        if options.json not in (None, "-") and _console.same_file(options.picture, options.json):
-            raise ValueError(
-                f"the picture and the JSON are both to be {options.json}; give two names"
-            )
+    _require_picture(options.picture, options)
     from flamia_ref.leakage.demo import demo
 
     result = demo()
@@ -342,6 +381,30 @@ def _leak_verify(options: argparse.Namespace) -> Result:
     with contextlib.redirect_stdout(sys.stderr):
         found = verify(text, progress=_console.progress())
     return found.exit_code, found.to_text(), found.to_json()
+
+
+def _leak_hunt(options: argparse.Namespace) -> Result:
+    from flamia_ref.leakage.search import hunt
+    from flamia_ref.leakage.search.options import arguments, files
+
+    named = files(options)
+    for file in named.values():
+        _console.require_new(file, force=options.force)
+    every = [*named.values(), *([] if options.json in (None, "-") else [options.json])]
+    for index, file in enumerate(every):
+        if any(_console.same_file(file, other) for other in every[:index]):
+            raise ValueError(f"two results are both to be {file}; give each a name of its own")
+    # What a kernel prints must not end up in the JSON.
+    with contextlib.redirect_stdout(sys.stderr):
+        found = hunt(_subject(options), **arguments(options), progress=_console.progress())
+    text = found.to_text()
+    for form, file in named.items():
+        if form == "png" and not found.moves:
+            text += f"\nnot written, as there is no map of moves: {file}"
+            continue
+        _console.write(file, getattr(found, f"to_{form}")())
+        text += f"\nwrote {file}"
+    return found.exit_code, text, found.to_json()
 
 
 def _probe(options: argparse.Namespace) -> Result:

@@ -86,6 +86,9 @@ class Severity(StrEnum):
     rounding errors of tokens hang together."""
 
 
+_ORDER = tuple(Severity)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Spans:
     """For each token of an output a run of tokens of an input: from `begin` to before `end`, empty if they are equal.
@@ -141,15 +144,18 @@ class LegalPairs:
         out_document, out_place = (x[np.asarray(out_token)] for x in of_out)
         in_document, in_place = (x[np.asarray(in_token)] for x in of_in)
         if output not in FORWARD_OUTPUTS:
-            inside: Any = Severity.BACKWARD
+            inside: Any = _ORDER.index(Severity.BACKWARD)
         else:
             # Where a query stands among the keys, and the last of them that it sees by its place.
             reach = 0 if self.mask.causal else self.mask.window[1]
             shift = self._shifts[out_document] if input not in QUERY_SIDE else 0
             own = out_place + shift + (0 if reach is None or input in QUERY_SIDE else reach)
             later = (in_place > own) & (reach is not None)
-            inside = np.where(later, Severity.FORWARD, Severity.PAST)
-        return np.where(out_document == in_document, inside, Severity.CROSS_DOCUMENT).astype(object)
+            inside = np.where(later, _ORDER.index(Severity.FORWARD), _ORDER.index(Severity.PAST))
+        other = _ORDER.index(Severity.CROSS_DOCUMENT)
+        # By number: numpy makes plain strings of the members.
+        number = np.where(out_document == in_document, inside, other)
+        return np.asarray(np.array(_ORDER, dtype=object)[number], dtype=object)
 
     def _side(self, name: str) -> tuple[Places, Places]:
         return self._queries if name in QUERY_SIDE else self._keys

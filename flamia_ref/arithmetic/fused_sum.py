@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from flamia_ref import _backend, _float32
+from flamia_ref import _backend, _float32, _primitive
 from flamia_ref._backend import Array
 from flamia_ref.arithmetic.instructions import Instruction, Result
 from flamia_ref.formats.scalar import FORMATS, ScalarFormat
@@ -85,10 +85,11 @@ def unpack(codes: Array, element: ScalarFormat) -> Terms:
     nan = infinite = None
     finite = None
     if element.has_infinity:
-        nan, infinite = (field == top) & (fraction != 0), (field == top) & (fraction == 0)
+        nan = _primitive.special((field == top) & (fraction != 0))
+        infinite = _primitive.special((field == top) & (fraction == 0))
         finite = field != top
     elif element.has_nan:
-        nan = (field == top) & (fraction == all_ones)
+        nan = _primitive.special((field == top) & (fraction == all_ones))
         finite = ~nan
     hidden = xp.where(field == 0, np.uint32(0), np.uint32(1 << element.mantissa_bits))
     magnitude = (fraction | hidden).astype(np.int32)
@@ -144,7 +145,7 @@ def not_a_number(result: Result) -> np.uint32:
 
 def is_nan(c: Array, result: Result) -> Array:
     """Where accumulator bits are a NaN."""
-    return (c & not_a_number(result)) > infinity(result)
+    return _primitive.special((c & not_a_number(result)) > infinity(result))
 
 
 def chain(
@@ -187,7 +188,7 @@ def chain(
             total = _fused_sum(largest, a, b, None, carry, instruction)
         if with_infinities:
             total = _backend.cond(
-                rest[0].any() | rest[2].any(),
+                _primitive.shortcut(rest[0].any() | rest[2].any(), general=True),
                 functools.partial(_with_infinities, result=instruction.result),
                 lambda total, *_: total,
                 *(total, carry, a, b, *rest),
@@ -208,11 +209,13 @@ def _narrowed(exponent: Array, dtype: np.dtype[Any]) -> Array:
 def _largest(a: Array, b: Array) -> Array:
     """The largest sum of two exponents over the first axis: int32, FAR where no product is other than 0."""
     xp = _backend.namespace(a, b)
-    largest = a[0] + b[0]
+    # No sum with what stands for a zero is above this, and only such sums are as low: who reads the program for what
+    # its results depend on sees from it that the exponent beside a zero does not count.
+    least = a.dtype.type(-44 if a.dtype == np.int8 else FAR + 128)
+    largest = xp.maximum(least, a[0] + b[0])
     for k in range(1, a.shape[0]):
         largest = xp.maximum(largest, a[k] + b[k])
-    least = -44 if a.dtype == np.int8 else FAR + 128
-    return xp.where(largest <= least, np.int32(FAR), largest.astype(np.int32))
+    return xp.where(largest == least, np.int32(FAR), largest.astype(np.int32))
 
 
 def _wide_fused_sum(
@@ -243,7 +246,8 @@ def _wide_fused_sum(
     def wide(c: Array, _: Array, __: Array, a: Array, b: Array) -> Array:
         return _fused_sum(largest, a, b, None, c, instruction)
 
-    return _backend.cond(near.all(), narrow, wide, c, *sides, a, b)
+    near_all = _primitive.shortcut(near.all(), general=False)
+    return _backend.cond(near_all, narrow, wide, c, *sides, a, b)
 
 
 def _fused_sum(

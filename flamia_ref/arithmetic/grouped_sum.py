@@ -22,7 +22,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from flamia_ref import _backend
+from flamia_ref import _backend, _primitive
 from flamia_ref._backend import Array
 from flamia_ref.arithmetic import fused_sum
 from flamia_ref.arithmetic.fused_sum import FAR, Terms
@@ -49,13 +49,14 @@ def unpack_scales(codes: Array, scale: ScalarFormat) -> Scales:
     xp = _backend.namespace(codes)
     if scale.mantissa_bits == 0:
         exponent = codes.astype(np.int32) - np.int32(scale.bias)
-        return Scales(xp.ones_like(exponent), exponent, codes == np.uint8(scale.nan_code))
+        nan = _primitive.special(codes == np.uint8(scale.nan_code))
+        return Scales(xp.ones_like(exponent), exponent, nan)
     code = codes & np.uint8((1 << scale.bits) - 1)
     field = (code >> np.uint8(scale.mantissa_bits)).astype(np.int32)
     fraction = (code & np.uint8((1 << scale.mantissa_bits) - 1)).astype(np.int32)
     significand = xp.where(field == 0, fraction, fraction | np.int32(1 << scale.mantissa_bits))
     exponent = xp.maximum(field, np.int32(1)) - np.int32(scale.bias)
-    return Scales(significand, exponent, code == np.uint8(scale.nan_code))
+    return Scales(significand, exponent, _primitive.special(code == np.uint8(scale.nan_code)))
 
 
 def chain(

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import numpy as np
 
-from flamia_ref import _backend, _float32
+from flamia_ref import _backend, _float32, _primitive
 from flamia_ref._backend import Array
 from flamia_ref.arithmetic.fused_sum import Terms
 from flamia_ref.arithmetic.grouped_sum import Scales
@@ -106,10 +106,10 @@ def exact_sum(
     total = add(total, c_magnitude, xp.maximum(field, np.int32(1)) - np.int32(150), c_negative)
     start = (
         total,
-        (c == _float32.INFINITY),
-        (~finite & c_negative),
-        _float32.is_nan(c),
-        c == _float32.SIGN,
+        _primitive.special(c == _float32.INFINITY),
+        _primitive.special(~finite & c_negative),
+        _primitive.special(_float32.is_nan(c)),
+        _primitive.special(c == _float32.SIGN),
     )
     operands = []
     for terms in (a, b):

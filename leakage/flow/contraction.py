@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flamia_ref.leakage.flow.context import Assumption, Context
-from flamia_ref.leakage.flow.sets import EMPTY, Bits, Ids
-from flamia_ref.leakage.flow.value import KNOWN, Array, Flow, alike, made
-
-Bools = NDArray[np.bool_]
+from flamia_ref.leakage.flow.sets import Bits, Ids
+from flamia_ref.leakage.flow.value import (
+    KNOWN,
+    Array,
+    Bools,
+    Flow,
+    Shape,
+    alike,
+    empty,
+    is_float,
+    known,
+    known_ids,
+    made,
+)
 
 
 def seen_in_products(
@@ -50,69 +59,104 @@ def _distinct(*terms: Array) -> list[int]:
     return list(found.values())
 
 
+class Factor(NamedTuple):
+    """One side of products: compact arrays."""
+
+    ids: Ids
+    """Sources, the empty set where known."""
+    zero: Bools
+    """Known to be 0."""
+    known: Bools
+    finite: Bools
+    """Known to be finite, or within finite bounds."""
+
+    @classmethod
+    def of(cls, x: Flow) -> Factor:
+        """The parts of an array."""
+        finite: Bools = np.zeros((1,) * x.ndim, dtype=np.bool_)
+        if x.bounds is not None:
+            finite = ~x.known & np.isfinite(x.bounds[0]) & np.isfinite(x.bounds[1])
+        if x.values is not None:
+            with np.errstate(invalid="ignore"):
+                finite = finite | (x.known & np.isfinite(x.values))
+        return cls(x.sources, x.where_known(0), x.known, finite)
+
+    def full(self, shape: Shape) -> Factor:
+        """The parts in the full shape."""
+        return Factor(*(np.broadcast_to(part, shape) for part in self))
+
+
+def sum_of_products(
+    context: Context, a: Factor, b: Factor, length: int, shape: Shape, dtype: Any
+) -> Flow:
+    """The sums of `length` products; the parts are [K, ...lanes] and broadcast against the lanes, `shape`."""
+    a_zero, b_zero = a.zero, b.zero
+    if is_float(dtype):
+        if context.strict:
+            a_zero, b_zero = a_zero & b.finite, b_zero & a.finite
+        else:
+            # 0 times what is known not to be finite is NaN, which is known, but not 0.
+            special = [x.known & ~x.finite for x in (a, b)]
+            if special[1].any():
+                a_zero = a_zero & ~special[1]
+            if special[0].any():
+                b_zero = b_zero & ~special[0]
+            assumed = (a_zero & ~b.known) | (b_zero & ~a.known)
+            wide = length * int(np.prod(shape, dtype=np.int64))
+            context.assumed[Assumption.ZERO_TIMES_FINITE] += int(assumed.sum()) * (
+                wide // max(1, assumed.size)
+            )
+    seen, alive = seen_in_products(context, a.ids, b.ids, a_zero, b_zero)
+    # All products known to be 0: the sum is 0. Known products with others in them are of no source, not known.
+    ids = np.where(alive, context.sets.intern(seen), np.int32(KNOWN))
+    return made(shape, dtype, ids, np.zeros((1,) * len(shape), dtype=dtype))
+
+
 def dot_general(context: Context, equation: Any, operands: Sequence[Flow]) -> Flow:
     """`dot_general`."""
     (left_sum, right_sum), (left_batch, right_batch) = equation.params["dimension_numbers"]
     a, b = (alike(x) for x in operands)
     out = equation.outvars[0].aval
     shape, dtype = tuple(out.shape), out.dtype
-    left_free = [x for x in range(a.ndim) if x not in left_sum and x not in left_batch]
-    right_free = [x for x in range(b.ndim) if x not in right_sum and x not in right_batch]
     if 0 in shape:
-        return Flow(shape, dtype, np.full(shape, KNOWN, dtype=np.int32), np.zeros(shape, dtype))
-
-    def laid_out(x: Array, full: Sequence[int], order: Sequence[int], left: bool) -> Array:
-        """[K, ...batch, ...left, ...right], compact but for sums over several axes."""
-        count = len(left_sum)
-        summed = [full[axis] for axis in order[:count]]
-        moved = x.transpose(order)
-        if count != 1:
-            grow = any(extent > 1 for extent in moved.shape[:count])
-            if grow:
-                moved = np.broadcast_to(moved, [*summed, *moved.shape[count:]])
-            moved = moved.reshape(-1 if grow else 1, *moved.shape[count:])
-        batch = moved.shape[1 : 1 + len(left_batch)]
-        free = moved.shape[1 + len(left_batch) :]
-        ones_left, ones_right = (1,) * len(left_free), (1,) * len(right_free)
-        tail = (*free, *ones_right) if left else (*ones_left, *free)
-        return moved.reshape(moved.shape[0], *batch, *tail)
-
-    left_order = [*left_sum, *left_batch, *left_free]
-    right_order = [*right_sum, *right_batch, *right_free]
-    parts = []
-    for x, order, left in ((a, left_order, True), (b, right_order, False)):
-        zero = _zero(x)
-        parts.append(
-            (
-                laid_out(np.maximum(x.ids, EMPTY), x.shape, order, left),
-                laid_out(zero, x.shape, order, left),
-                laid_out(x.known, x.shape, order, left),
-            )
-        )
-    (a_ids, a_zero, a_known), (b_ids, b_zero, b_known) = parts
+        return empty(shape, dtype)
+    if not is_float(dtype) and a.all_known and b.all_known:
+        return known(_evaluated(equation, operands).astype(dtype))
     length = int(np.prod([a.shape[axis] for axis in left_sum], dtype=np.int64))
     if length == 0:
-        return made(shape, dtype, np.full((1,) * len(shape), KNOWN, dtype=np.int32), np.zeros((1,) * len(shape), dtype))
-    exact = np.dtype(dtype).kind in "iub"
-    if not (exact or context.strict):
-        count = ((a_zero & ~b_known) | (b_zero & ~a_known)).reshape(-1)
-        wide = length * int(np.prod(shape, dtype=np.int64))
-        context.assumed[Assumption.ZERO_TIMES_FINITE] += int(count.sum()) * (wide // count.size)
-    if context.strict and not exact:
-        a_zero, b_zero = a_zero & b_known, b_zero & a_known
-    seen, alive = seen_in_products(context, a_ids, b_ids, a_zero, b_zero)
-    ids = context.sets.intern(seen)
-    # All products known to be 0: the sum is 0. Known products with others in them are of no source, not known.
-    ids = np.where(alive, ids, np.int32(KNOWN))
-    return made(shape, dtype, ids, np.zeros((1,) * len(shape), dtype=dtype))
+        zero = np.zeros((1,) * len(shape), dtype=dtype)
+        return Flow(shape, dtype, known_ids(len(shape)), zero)
+    left_free, right_free = (
+        [axis for axis in range(x.ndim) if axis not in (*of_sum, *of_batch)]
+        for x, of_sum, of_batch in ((a, left_sum, left_batch), (b, right_sum, right_batch))
+    )
+
+    def laid_out(x: Flow, order: Sequence[int], before: int, after: int) -> Factor:
+        """[K, ...batch, ...left, ...right] with `before` and `after` axes of the other side, compact."""
+        count, batch = len(left_sum), len(left_batch)
+        parts = []
+        for part in Factor.of(x):
+            moved = part.transpose(order)
+            summed, rest = moved.shape[:count], moved.shape[count:]
+            if count != 1:
+                if any(extent > 1 for extent in summed):
+                    summed = tuple(x.shape[axis] for axis in order[:count])
+                moved = np.broadcast_to(moved, (*summed, *rest))
+            at = (-1, *rest[:batch], *(1,) * before, *rest[batch:], *(1,) * after)
+            parts.append(moved.reshape(at))
+        return Factor(*parts)
+
+    left = laid_out(a, [*left_sum, *left_batch, *left_free], 0, len(right_free))
+    right = laid_out(b, [*right_sum, *right_batch, *right_free], len(left_free), 0)
+    return sum_of_products(context, left, right, length, shape, dtype)
 
 
-def _zero(x: Flow) -> Bools:
-    """Where an array is known to be 0."""
-    if x.values is None:
-        return np.zeros((1,) * x.ndim, dtype=np.bool_)
-    flags: Bools = x.known & (x.values == 0)
-    return flags
+def _evaluated(equation: Any, operands: Sequence[Flow]) -> Array:
+    import jax
+
+    with jax.enable_x64(True):
+        given = [jax.numpy.asarray(x.full_values()) for x in operands]
+        return np.asarray(equation.primitive.bind(*given, **equation.params))
 
 
 RULES: Mapping[str, Callable[[Context, Any, Sequence[Flow]], Any]] = {"dot_general": dot_general}

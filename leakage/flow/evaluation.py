@@ -6,49 +6,66 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
-from flamia_ref.leakage.flow.value import Array
+from flamia_ref.leakage.flow.value import (
+    Array,
+    Bools,
+    contiguous,
+    is_float,
+    is_integer,
+    is_narrow,
+)
 
 _Numpy = Callable[..., Array]
 
+_FAR = 1e4  # what exp and its kin give beyond is 0, 1 or infinity everywhere
 
-def evaluate(
-    equation: Any, values: Sequence[Array], dtype: Any
-) -> tuple[Array, NDArray[np.bool_] | None]:
+
+def evaluate(equation: Any, values: Sequence[Array], dtype: Any) -> tuple[Array, Bools | None]:
     """The result of an elementwise equation on arrays that broadcast, and which of its elements are sure, None for all.
 
-    What numpy rounds once is IEEE 754's result; a compiler that flushes subnormals or fuses gives others. Of functions
-    like exp, which are computed otherwise everywhere, only 0, 1, infinity and NaN are sure.
+    What numpy rounds once is IEEE 754's result; a compiler that flushes subnormals or fuses gives others. Functions
+    like exp are computed otherwise everywhere: sure is only a 0, 1, infinity or NaN of an argument that is one of these
+    itself, or is far.
     """
-    name = equation.primitive.name
+    name, parameters = equation.primitive.name, equation.params
     with np.errstate(all="ignore"):
-        if name in _TABLE:
-            return np.asarray(_TABLE[name](*values)).astype(dtype, copy=False), None
-        if name in _WITH_PARAMETERS:
-            found = np.asarray(_WITH_PARAMETERS[name](equation.params, *values))
-            return found.astype(dtype, copy=False), None
-        found = _by_jax(equation, values, dtype)
-        return found, (found == 0) | (abs(found) == 1) | ~np.isfinite(found)
+        if not any(is_narrow(x.dtype) for x in values) and not is_narrow(dtype):
+            if name in _TABLE:
+                return np.asarray(_TABLE[name](*values)).astype(dtype, copy=False), None
+            if name in _WITH_PARAMETERS:
+                found = np.asarray(_WITH_PARAMETERS[name](parameters, *values))
+                return found.astype(dtype, copy=False), None
+        found = by_jax(equation, values, dtype)
+        if name in _EXACT or not is_float(found.dtype):
+            return found, None
+        if name == "integer_pow" and abs(parameters["y"]) <= 2:
+            return found, None
+        sure = _is_plain(found)
+        for x in values:
+            sure = sure & (_is_plain(x) | (abs(x) >= _FAR))
+        return found, sure
 
 
-def _by_jax(equation: Any, values: Sequence[Array], dtype: Any) -> Array:
+def _is_plain(x: Array) -> Bools:
+    """Where a number is 0, 1 or -1, infinite or NaN; integers all are."""
+    if not is_float(x.dtype):
+        return np.ones((1,) * x.ndim, dtype=np.bool_)
+    return np.asarray((x == 0) | (abs(x) == 1) | ~np.isfinite(x))
+
+
+def by_jax(equation: Any, values: Sequence[Array], dtype: Any) -> Array:
     """By the primitive itself, on each distinct tuple of values once: compiled for few shapes."""
     import jax
 
     arrays = np.broadcast_arrays(*values)
-    words = np.stack(
-        [np.ascontiguousarray(x).view(f"V{x.dtype.itemsize}").reshape(-1) for x in arrays]
-        if len({x.dtype for x in arrays}) == 1
-        else [np.unique(x.reshape(-1), return_inverse=True)[1].reshape(-1) for x in arrays],
-        axis=-1,
-    )
-    keys = np.ascontiguousarray(words).reshape(len(words), -1)
-    keys = keys.view(f"V{keys.dtype.itemsize * keys.shape[1]}").reshape(-1)
-    _, first, inverse = np.unique(
-        np.array([bytes(key) for key in keys.tolist()]), return_index=True, return_inverse=True
-    )
+    words = [
+        contiguous(x).view(np.uint8).reshape(x.size, x.dtype.itemsize) for x in map(_flat, arrays)
+    ]
+    rows = np.concatenate(words, axis=1)
+    _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     count = 1 << max(3, int(len(first) - 1).bit_length())
     places = np.resize(first, count)
     with jax.enable_x64(True):
@@ -59,16 +76,22 @@ def _by_jax(equation: Any, values: Sequence[Array], dtype: Any) -> Array:
     )
 
 
+def _flat(x: Array) -> Array:
+    return contiguous(x).reshape(-1)
+
+
 def _convert(parameters: Mapping[str, Any], x: Array) -> Array:
     target = np.dtype(parameters["new_dtype"])
-    if target.kind in "iu" and x.dtype.kind not in "iub":
+    if is_integer(target) and is_float(x.dtype) and x.dtype.kind != "c":
         # XLA: toward zero, NaN to 0, and what is out of range to the nearest end.
         wide = np.trunc(x.astype(np.float64))
-        limits = np.iinfo(target)
-        inside = (wide >= limits.min) & (wide <= limits.max)
+        limits = ml_dtypes.iinfo(target)
+        inside = (wide >= limits.min) & (wide < float(limits.max) + 1)
         exact = np.where(inside, wide, 0).astype(target)
-        ends = np.where(wide > 0, limits.max, limits.min).astype(target)
-        return cast(Array, np.where(inside, exact, np.where(np.isnan(wide), 0, ends)))
+        ends = np.where(wide > 0, np.array(limits.max, target), np.array(limits.min, target))
+        return cast(
+            Array, np.where(inside, exact, np.where(np.isnan(wide), np.zeros((), target), ends))
+        )
     return x.astype(target)
 
 
@@ -91,46 +114,40 @@ def _logical_shift(x: Array, places: Array) -> Array:
     return _shift(np.right_shift)(x.view(unsigned), places.view(unsigned)).view(x.dtype)
 
 
+def _arithmetic_shift(x: Array, places: Array) -> Array:
+    """By the sign bit of unsigned integers too."""
+    signed = np.dtype(f"i{x.dtype.itemsize}")
+    return _shift(np.right_shift)(x.view(signed), places.view(signed)).view(x.dtype)
+
+
 def _divide(a: Array, b: Array) -> Array:
-    if a.dtype.kind not in "iu":
+    if not is_integer(a.dtype):
         return cast(Array, a / b)
-    safe = np.where(b == 0, 1, b)
+    zero = b == 0
+    low = np.array(-1).astype(a.dtype)
+    # The least integer over -1 stays itself; numpy would warn.
+    wraps = (a == np.iinfo(a.dtype).min) & (b == low) if a.dtype.kind == "i" else np.False_
+    safe = np.where(zero | wraps, np.ones((), a.dtype), b)
     quotient = a // safe
     if a.dtype.kind == "i":  # toward zero
-        quotient = quotient + ((quotient < 0) & (quotient * safe != a))
-    return cast(Array, np.where(b == 0, np.array(-1).astype(a.dtype), quotient))
+        quotient = quotient + ((quotient < 0) & (quotient * safe != a)).astype(a.dtype)
+    return cast(Array, np.where(zero, low, quotient))
 
 
 def _remainder(a: Array, b: Array) -> Array:
-    if a.dtype.kind not in "iu":
+    if not is_integer(a.dtype):
         return np.fmod(a, b)
-    return cast(Array, np.where(b == 0, a, np.fmod(a, np.where(b == 0, 1, b))))
-
-
-def _negative(x: Array) -> Array:
-    return cast(Array, np.negative(x) if x.dtype.kind != "b" else x)
-
-
-def _sign(x: Array) -> Array:
-    return cast(Array, np.sign(x))
-
-
-def _clamp(low: Array, x: Array, high: Array) -> Array:
-    return np.minimum(np.maximum(x, low), high)
+    wraps = b == np.array(-1).astype(a.dtype) if a.dtype.kind == "i" else np.False_
+    one = np.ones((), a.dtype)
+    return cast(Array, np.where(b == 0, a, np.fmod(a, np.where((b == 0) | wraps, one, b))))
 
 
 def _round(parameters: Mapping[str, Any], x: Array) -> Array:
     if int(parameters["rounding_method"]) == 1:
         return cast(Array, np.rint(x))
-    return cast(Array, np.trunc(x + np.copysign(x.dtype.type(0.5), x)))
-
-
-def _integer_power(parameters: Mapping[str, Any], x: Array) -> Array:
-    return cast(Array, x ** x.dtype.type(parameters["y"]))
-
-
-def _population(x: Array) -> Array:
-    return np.bitwise_count(x)
+    whole = np.trunc(x)
+    away = abs(x - whole) >= 0.5  # exact
+    return cast(Array, np.where(away, whole + np.copysign(x.dtype.type(1), x), whole))
 
 
 def _leading_zeros(x: Array) -> Array:
@@ -153,9 +170,9 @@ _TABLE: Mapping[str, _Numpy] = {
     "rem": _remainder,
     "max": np.maximum,
     "min": np.minimum,
-    "neg": _negative,
+    "neg": np.negative,
     "abs": np.abs,
-    "sign": _sign,
+    "sign": np.sign,
     "floor": np.floor,
     "ceil": np.ceil,
     "sqrt": np.sqrt,
@@ -173,28 +190,67 @@ _TABLE: Mapping[str, _Numpy] = {
     "not": np.invert,
     "shift_left": _shift(np.left_shift),
     "shift_right_logical": _logical_shift,
-    "shift_right_arithmetic": _shift(np.right_shift),
-    "population_count": _population,
+    "shift_right_arithmetic": _arithmetic_shift,
+    "population_count": lambda x: np.bitwise_count(x.view(f"u{x.dtype.itemsize}")),
     "clz": _leading_zeros,
-    "clamp": _clamp,
-    "nextafter": np.nextafter,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
     "stop_gradient": lambda x: x,
     "copy": lambda x: x,
     "copy_p": lambda x: x,
     "real": np.real,
+    "imag": np.imag,
+    "conj": np.conj,
 }
 
 _WITH_PARAMETERS: Mapping[str, Callable[..., Array]] = {
     "convert_element_type": _convert,
     "round": _round,
-    "integer_pow": _integer_power,
 }
 
-BY_JAX = frozenset(
-    "exp exp2 expm1 log log1p log2 tanh tan sin cos asin acos atan atan2 sinh cosh asinh acosh atanh logistic pow rsqrt"
-    " cbrt erf erfc erf_inv lgamma digamma igamma igammac regularized_incomplete_beta bessel_i0e bessel_i1e"
-    " reduce_precision imag conj complex nextafter random_gamma_grad".split()
+_EXACT = frozenset(["reduce_precision", "nextafter", "complex", "mulhi", "eq_to", "lt_to", "le_to"])
+
+_BY_JAX = frozenset(
+    [
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log1p",
+        "log2",
+        "tanh",
+        "tan",
+        "sin",
+        "cos",
+        "asin",
+        "acos",
+        "atan",
+        "atan2",
+        "sinh",
+        "cosh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "logistic",
+        "pow",
+        "rsqrt",
+        "cbrt",
+        "erf",
+        "erfc",
+        "erf_inv",
+        "lgamma",
+        "digamma",
+        "polygamma",
+        "zeta",
+        "igamma",
+        "igammac",
+        "igamma_grad_a",
+        "regularized_incomplete_beta",
+        "bessel_i0e",
+        "bessel_i1e",
+        "random_gamma_grad",
+        "integer_pow",
+    ]
 )
 
-ELEMENTWISE = frozenset(_TABLE) | frozenset(_WITH_PARAMETERS) | BY_JAX
+ELEMENTWISE = frozenset(_TABLE) | frozenset(_WITH_PARAMETERS) | _EXACT | _BY_JAX
 """The primitives whose every output element depends on the same element of each input."""

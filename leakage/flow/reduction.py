@@ -8,9 +8,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flamia_ref.leakage.flow import bounds
 from flamia_ref.leakage.flow.context import Context
-from flamia_ref.leakage.flow.sets import EMPTY
-from flamia_ref.leakage.flow.value import KNOWN, Array, Flow, made
+from flamia_ref.leakage.flow.sets import EMPTY, Ids
+from flamia_ref.leakage.flow.value import (
+    KNOWN,
+    Array,
+    Bools,
+    Flow,
+    integer_info,
+    is_bool,
+    is_float,
+    is_narrow,
+    known,
+    made,
+    same_bits,
+    unknown,
+)
 
 _REDUCTIONS: Mapping[str, Callable[..., Array]] = {
     "reduce_sum": np.sum,
@@ -32,40 +46,65 @@ _RUNNING: Mapping[str, Callable[..., Array]] = {
 def reduce(context: Context, equation: Any, operands: Sequence[Flow]) -> Flow:
     """Reductions along axes, of maximum, sum and the like, and argmax and argmin."""
     x, name = operands[0], equation.primitive.name
-    axes = tuple(equation.params["axes"])
+    axes = tuple(int(axis) for axis in equation.params["axes"])
     out = equation.outvars[0].aval
     shape, dtype = tuple(out.shape), out.dtype
     ids = context.sets.union_over(x.ids, axes)
     squeezed = np.maximum(ids, EMPTY).reshape([s for a, s in enumerate(ids.shape) if a not in axes])
-    if x.values is None:
-        return Flow(shape, dtype, squeezed, None)
-    known: NDArray[np.bool_] = x.known.all(axis=axes)
-    decided = _deciding(name, x, axes)
-    if decided is not None:
-        known = known | decided
-    if not known.any():
-        return Flow(shape, dtype, squeezed, None)
-    grown = np.broadcast_to(
-        np.where(x.known, x.values, np.zeros((), dtype=x.dtype)) if decided is None else x.values,
-        [x.shape[a] if a in axes else max(x.ids.shape[a], x.values.shape[a]) for a in range(x.ndim)],
-    )
-    values, sure = _reduced(name, grown, axes, dtype)
-    known = known if sure is None else known & sure
-    return made(shape, dtype, np.where(known, np.int32(KNOWN), squeezed), values)
-
-
-def _deciding(name: str, x: Flow, axes: tuple[int, ...]) -> NDArray[np.bool_] | None:
-    """Where one known element decides an "and" or an "or" of booleans."""
-    if np.dtype(x.dtype).kind != "b" or name not in ("reduce_and", "reduce_or"):
-        return None
-    assert x.values is not None
-    found: NDArray[np.bool_] = (x.known & (x.values == (name == "reduce_or"))).any(axis=axes)
-    return found
+    result = _reduced(name, x, axes, squeezed, shape, dtype)
+    if context.fine and name == "reduce_max":
+        result = bounds.of_maximum(x, axes, result)
+    return result
 
 
 def _reduced(
+    name: str, x: Flow, axes: tuple[int, ...], ids: Ids, shape: tuple[int, ...], dtype: Any
+) -> Flow:
+    if x.values is None or is_narrow(dtype) or 0 in shape:
+        return made(shape, dtype, ids, None)
+    if 0 in x.shape:
+        return made(
+            shape, dtype, np.broadcast_to(np.int32(KNOWN), shape), _of_nothing(name, shape, dtype)
+        )
+    sure: Bools = x.known.all(axis=axes)
+    decided = _deciding(name, x, axes)
+    if decided is not None:
+        sure = sure | decided
+    if not sure.any():
+        return unknown(shape, dtype, ids)
+    values = np.where(x.known, x.values, np.zeros((), dtype=x.dtype))
+    grown = np.broadcast_to(
+        values, [n if a in axes else values.shape[a] for a, n in enumerate(x.shape)]
+    )
+    found, alike = _values(name, grown, axes, dtype)
+    sure = sure if alike is None else sure & alike
+    return made(shape, dtype, np.where(sure, np.int32(KNOWN), ids), found)
+
+
+def _of_nothing(name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+    """What a reduction of no element gives."""
+    kind = name.removeprefix("reduce_")
+    if kind in ("max", "min") and not is_bool(dtype):
+        if is_float(dtype):
+            value = -np.inf if kind == "max" else np.inf
+        else:
+            value = getattr(integer_info(dtype), "min" if kind == "max" else "max")
+    else:
+        value = {"prod": 1, "and": -1, "min": 1}.get(kind, 0)
+    return np.full(shape, np.array(value).astype(dtype))
+
+
+def _deciding(name: str, x: Flow, axes: tuple[int, ...]) -> Bools | None:
+    """Where one known element decides an "and" or an "or" of booleans."""
+    if not is_bool(x.dtype) or name not in ("reduce_and", "reduce_or", "reduce_max", "reduce_min"):
+        return None
+    found: Bools = x.where_known(name in ("reduce_or", "reduce_max")).any(axis=axes)
+    return found
+
+
+def _values(
     name: str, values: Array, axes: tuple[int, ...], dtype: Any
-) -> tuple[Array, NDArray[np.bool_] | None]:
+) -> tuple[Array, Bools | None]:
     """The result, and which of its elements are the same in any order, None for all."""
     with np.errstate(all="ignore"):
         if name in ("argmax", "argmin"):
@@ -77,75 +116,100 @@ def _reduced(
                 values = function(values, axis=axis)
             return np.asarray(values), None
         if name in ("reduce_max", "reduce_min"):
-            return np.asarray(function(values, axis=axes)), None
-        if np.dtype(dtype).kind in "iub":
+            found = np.asarray(function(values, axis=axes))
+            # Zeros of both signs are equal: either may be the result.
+            return found, ~((found == 0) & _both_zeros(values, axes)) if is_float(dtype) else None
+        if not is_float(dtype):
             return np.asarray(function(values, axis=axes, dtype=dtype)), None
-        wide = values.astype(np.float64)
-        found = np.asarray(function(wide, axis=axes)).astype(dtype)
         neutral = 0 if name == "reduce_sum" else 1
-        return found, (wide != neutral).sum(axis=axes) <= 1
+        count = np.asarray((values != neutral).sum(axis=axes))
+        if np.dtype(dtype).kind == "c":
+            return np.asarray(function(values, axis=axes)).astype(dtype), count <= 0
+        found = np.asarray(function(values.astype(np.float64), axis=axes)).astype(dtype)
+        return found, count <= 1
+
+
+def _both_zeros(values: Array, axes: tuple[int, ...]) -> Bools:
+    zero = values == 0
+    minus = zero & ~same_bits(values, np.zeros((1,) * values.ndim, values.dtype))
+    return np.asarray(minus.any(axis=axes) & (zero & ~minus).any(axis=axes))
 
 
 def running(context: Context, equation: Any, operands: Sequence[Flow]) -> Flow:
     """Running sums, maxima and the like along an axis."""
     x, name = operands[0], equation.primitive.name
     axis, reverse = equation.params["axis"], equation.params.get("reverse", False)
+    if 0 in x.shape:
+        return x
     grown = np.broadcast_to(
-        x.ids, [x.shape[a] if a == axis else s for a, s in enumerate(x.ids.shape)]
+        x.ids,
+        [n if a == axis else s for a, (n, s) in enumerate(zip(x.shape, x.ids.shape, strict=True))],
     )
     ids = np.maximum(context.sets.running_union(grown, axis, reverse=reverse), EMPTY)
     if x.values is None or name not in _RUNNING:
-        return Flow(x.shape, x.dtype, ids, None)
-    flags, values = (grown < 0), np.broadcast_to(x.values, np.broadcast_shapes(x.values.shape, grown.shape))
+        return unknown(x.shape, x.dtype, ids)
+    sure = grown < 0
+    values = np.where(sure, x.values, np.zeros((), x.dtype))
     if reverse:
-        flags, values = np.flip(flags, axis), np.flip(values, axis)
-    flags = np.logical_and.accumulate(flags, axis=axis)
-    wide = values.astype(np.float64) if np.dtype(x.dtype).kind not in "iub" else values
+        sure, values = np.flip(sure, axis), np.flip(values, axis)
+    sure = np.logical_and.accumulate(sure, axis=axis)
     with np.errstate(all="ignore"):
-        if wide is not values and name in ("cumsum", "cumprod"):
-            neutral = wide != (0 if name == "cumsum" else 1)
-            flags = flags & (np.cumsum(neutral, axis=axis) <= 1)  # the same in any order
-        values = _RUNNING[name](wide, axis=axis).astype(x.dtype)
+        if is_float(x.dtype) and name in ("cumsum", "cumprod"):
+            other = values != (0 if name == "cumsum" else 1)
+            sure = sure & (np.cumsum(other, axis=axis) <= 1)  # the same in any order
+        values = _RUNNING[name](values, axis=axis).astype(x.dtype)
     if reverse:
-        flags, values = np.flip(flags, axis), np.flip(values, axis)
-    return made(x.shape, x.dtype, np.where(flags, np.int32(KNOWN), ids), values)
+        sure, values = np.flip(sure, axis), np.flip(values, axis)
+    return made(x.shape, x.dtype, np.where(sure, np.int32(KNOWN), ids), values)
 
 
 def sort(context: Context, equation: Any, operands: Sequence[Flow]) -> list[Flow]:
-    """`sort`: each result sees all keys along the axis, and all that is sorted with them."""
+    """`sort`: a sorted key sees its own elements along the axis and those of the keys before it; others see all keys."""
     axis, keys = equation.params["dimension"], equation.params["num_keys"]
     if all(x.all_known for x in operands):
-        order = _order([x.full_values() for x in operands[:keys]], axis)
-        results = []
-        for x in operands:
-            values = np.take_along_axis(x.full_values(), order, axis)
-            ids = np.full((1,) * x.ndim, KNOWN, dtype=np.int32)
-            results.append(Flow(x.shape, x.dtype, ids, values))
-        return results
-    seen = context.sets.union_over(np.maximum(operands[0].ids, EMPTY), [axis])
-    for x in operands[1:keys]:
-        seen = context.sets.union(seen, context.sets.union_over(np.maximum(x.ids, EMPTY), [axis]))
+        found = _evaluated(equation, operands)
+        if equation.params["is_stable"] or keys == len(operands):
+            return [known(x) for x in found]
+    seen: Ids = np.zeros((1,) * operands[0].ndim, dtype=np.int32)
     results = []
-    for x in operands:
-        own = context.sets.union_over(np.maximum(x.ids, EMPTY), [axis])
-        results.append(Flow(x.shape, x.dtype, context.sets.union(seen, own), None))
+    for place, x in enumerate(operands):
+        own = context.sets.union_over(x.sources, [axis])
+        ids = context.sets.union(seen, own)
+        seen = ids if place < keys else seen
+        results.append(unknown(x.shape, x.dtype, np.maximum(ids, EMPTY)))
     return results
-
-
-def _order(keys: Sequence[Array], axis: int) -> NDArray[np.intp]:
-    order = np.argsort(keys[-1], axis=axis, kind="stable")
-    for key in reversed(keys[:-1]):
-        moved = np.take_along_axis(key, order, axis)
-        order = np.take_along_axis(order, np.argsort(moved, axis=axis, kind="stable"), axis)
-    return order
 
 
 def top_k(context: Context, equation: Any, operands: Sequence[Flow]) -> list[Flow]:
     """`top_k`: values and places see all elements along the axis."""
     x = operands[0]
+    if x.all_known:
+        return [known(one) for one in _evaluated(equation, operands)]
     axis = equation.params.get("axis", x.ndim - 1) % x.ndim
-    seen = np.maximum(context.sets.union_over(np.maximum(x.ids, EMPTY), [axis]), EMPTY)
-    return [Flow(tuple(v.aval.shape), v.aval.dtype, seen, None) for v in equation.outvars]
+    seen = np.maximum(context.sets.union_over(x.sources, [axis]), EMPTY)
+    return [unknown(tuple(v.aval.shape), v.aval.dtype, seen) for v in equation.outvars]
+
+
+def _evaluated(equation: Any, operands: Sequence[Flow]) -> list[NDArray[Any]]:
+    """The results of an equation that moves and compares alone, of known operands."""
+    import jax
+
+    with jax.enable_x64(True):
+        given = [jax.numpy.asarray(x.full_values()) for x in operands]
+        return [np.asarray(x) for x in equation.primitive.bind(*given, **equation.params)]
+
+
+def general(context: Context, equation: Any, operands: Sequence[Flow]) -> list[Flow]:
+    """`reduce`, by a function of a program's own: every result sees all operands along the axes, and what they start with."""
+    axes = tuple(int(axis) for axis in equation.params["dimensions"])
+    count = len(operands) // 2
+    ids: Ids = np.zeros((1,) * operands[0].ndim, dtype=np.int32)
+    for x in operands[:count]:
+        ids = context.sets.union(ids, context.sets.union_over(x.sources, axes))
+    for x in operands[count:]:
+        ids = context.sets.union(ids, x.sources.reshape((1,) * ids.ndim))
+    kept = np.maximum(ids, EMPTY).reshape([s for a, s in enumerate(ids.shape) if a not in axes])
+    return [unknown(tuple(v.aval.shape), v.aval.dtype, kept) for v in equation.outvars]
 
 
 RULES: Mapping[str, Callable[[Context, Any, Sequence[Flow]], Any]] = {
@@ -153,4 +217,5 @@ RULES: Mapping[str, Callable[[Context, Any, Sequence[Flow]], Any]] = {
     **dict.fromkeys([*_RUNNING, "cumlogsumexp"], running),
     "sort": sort,
     "top_k": top_k,
+    "reduce": general,
 }

@@ -1,4 +1,8 @@
-"""The fused sum of a tensor core as one rule: what a lane sees of its operands, its scales and its accumulator."""
+"""The fused sum of a tensor core as one rule: what a lane sees of its operands, its scales and its accumulator.
+
+The rule is what the interpreter finds in the primitive's own program, which `tests/leakage/flow/test_tensor_core.py`
+holds for every instruction.
+"""
 
 from __future__ import annotations
 
@@ -6,93 +10,162 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flamia_ref.arithmetic import INSTRUCTIONS
+from flamia_ref.arithmetic.instructions import Instruction, Summation
 from flamia_ref.formats import FORMATS, ScalarFormat, decode
 from flamia_ref.leakage.flow.context import Assumption, Context
 from flamia_ref.leakage.flow.contraction import seen_in_products
-from flamia_ref.leakage.flow.sets import EMPTY
-from flamia_ref.leakage.flow.value import KNOWN, Array, Flow, alike, made
-
-Bools = NDArray[np.bool_]
+from flamia_ref.leakage.flow.sets import Bits
+from flamia_ref.leakage.flow.value import (
+    KNOWN,
+    Array,
+    Bools,
+    Flow,
+    alike,
+    contiguous,
+    elements,
+    known,
+    made,
+)
 
 
 def fused_sum(context: Context, equation: Any, operands: Sequence[Flow]) -> Flow:
     """`fused_sum`: an accumulator and products of codes with block scales, chained along K.
 
-    A product with a code known to be 0 is 0 and reaches nothing, nor does its block's scale where all of the block are;
-    the scales of groups that are aligned by them reach the sum whatever their codes. Strict, a code or a scale that may
-    be NaN or infinite reaches the sum though its partner is 0.
+    A product with a code or a scale that is known to be 0 is 0 and reaches nothing, nor does a scale of a block of
+    nothing else. A NaN that is known is the result. Strict, a code or a scale that may be NaN or infinite reaches the
+    sum though its partner is 0, and so does one that gives a zero its sign, where the sum may be of negative zeros.
     """
     parameters = equation.params
     out = equation.outvars[0].aval
     shape, dtype = tuple(out.shape), out.dtype
     if all(x.all_known for x in operands):
-        return _computed(equation, operands)
+        return known(_computed(parameters, *(contiguous(x.full_values()) for x in operands)))
     a, b, a_scales, b_scales, c = (alike(x) for x in operands)
-    rules = INSTRUCTIONS[parameters["instruction"]]
-    elements = [FORMATS[parameters[side]] for side in ("a_format", "b_format")]
-    zeros = [_zero(x, element) for x, element in zip((a, b), elements, strict=True)]
-    length = a.shape[0]
-    if length == 0:
-        return _accumulator_alone(c, shape, dtype)
-    # Where a product is surely 0: one code is 0, and the other is known too, or cannot be special, or is assumed not to be.
-    dead = []
-    for zero, partner, element in ((zeros[0], b, elements[1]), (zeros[1], a, elements[0])):
-        if context.strict and (element.has_nan or element.has_infinity):
-            dead.append(zero & partner.known)
-        else:
-            if not context.strict:
-                _count(context, zero & ~partner.known, length, shape)
-            dead.append(zero)
-    # `seen_in_products` takes one flag a factor; here a flag of the pair goes with the first factor.
-    pair_dead = dead[0] | dead[1]
-    a_ids, b_ids = np.maximum(a.ids, EMPTY), np.maximum(b.ids, EMPTY)
+    rules, scaling = INSTRUCTIONS[parameters["instruction"]], parameters["scaling"]
+    sides = [(x, FORMATS[parameters[name]]) for x, name in ((a, "a_format"), (b, "b_format"))]
+    length, block = a.shape[0], 1 if scaling is None else scaling.block
+    scales = [] if scaling is None else [(x, FORMATS[scaling.format]) for x in (a_scales, b_scales)]
+    dead = _dead(context, rules, sides, scales, c, block)
+    if not context.strict:
+        unsure = dead & ~(a.known & b.known)
+        context.assumed[Assumption.ZERO_TIMES_FINITE] += elements(unsure, (length, *shape))
     none = np.zeros((1,) * a.ndim, dtype=np.bool_)
-    seen, alive = seen_in_products(context, a_ids, b_ids, pair_dead, none)
-    scaling = parameters["scaling"]
-    if scaling is not None and a_scales.shape[0]:
-        of_scales = [np.maximum(x.ids, EMPTY) for x in (a_scales, b_scales)]
-        if rules.group != 1 or context.strict:
-            blocks_dead = none
-        else:
-            blocks_dead = _whole_blocks(pair_dead, length, scaling.block)
-            _count(context, blocks_dead, a_scales.shape[0], shape)
-        of_blocks, block_alive = seen_in_products(context, *of_scales, blocks_dead, none)
+    seen, alive = seen_in_products(context, a.sources, b.sources, dead, none)
+    if scales and a_scales.shape[0]:
+        blocks_dead = none if context.strict else _whole_blocks(dead, length, block)
+        of_blocks, _ = seen_in_products(context, a_scales.sources, b_scales.sources, blocks_dead, none)
         seen = seen | of_blocks
-        alive = alive | block_alive
-    own = context.sets.bits(np.maximum(c.ids, EMPTY))
-    ids = context.sets.intern(seen | own)
-    if c.values is None:
-        return Flow(shape, dtype, ids, None)
-    # All products 0: the sum is the accumulator, known where that is, in the instruction's spelling.
-    kept = c.known & ~alive
-    values = _spelled(c.values, rules.result)
-    return made(shape, dtype, np.where(kept, np.int32(KNOWN), ids), values)
+        if context.strict:
+            alive = alive | ~_all_known(scales)
+    if context.strict:
+        for x, element in sides:
+            if element.has_nan or element.has_infinity:
+                seen = seen | _union(context, x)
+                alive = alive | ~x.known.all(axis=0)
+    ids = context.sets.intern(seen | context.sets.bits(c.ids))
+    # Where all products are 0 the sum is that of nothing and the accumulator.
+    values = None if c.values is None else _of_nothing(parameters, rules, length, c.values)
+    sure = c.known & ~alive
+    others = c.known & ~sure & _none_unknown(sides, scales, dead, length, block)
+    if others.any():
+        found = _computed(parameters, *(contiguous(x.full_values()) for x in operands))
+        values = np.where(others, found, np.zeros((), dtype) if values is None else values)
+    ids = np.where(sure | others, np.int32(KNOWN), ids)
+    poisoned = _poisoned(rules, [*sides, *scales], c)
+    if poisoned.any():
+        nan = np.array(FORMATS[rules.result.accumulator_format].sign_code - 1, dtype=dtype)
+        ids = np.where(poisoned, np.int32(KNOWN), ids)
+        values = np.where(poisoned, nan, np.zeros((), dtype) if values is None else values)
+    return made(shape, dtype, ids, values)
 
 
-def _computed(equation: Any, operands: Sequence[Flow]) -> Flow:
+_Side = tuple[Flow, ScalarFormat]
+
+
+def _dead(
+    context: Context,
+    rules: Instruction,
+    sides: Sequence[_Side],
+    scales: Sequence[_Side],
+    c: Flow,
+    block: int,
+) -> Bools:
+    """Which products are 0 whatever is not known of them, [K, ...lanes]."""
+    (a, a_format), (b, b_format) = sides
+    a_zero, b_zero = _where(a, a_format, 0), _where(b, b_format, 0)
+    length = a.shape[0]
+    for side, (scale, form) in enumerate(scales):
+        zero = _where(scale, form, 0)
+        if zero.any():
+            spread = zero if len(zero) == 1 else np.repeat(zero, block, axis=0)[:length]
+            a_zero, b_zero = (a_zero | spread, b_zero) if side == 0 else (a_zero, b_zero | spread)
+    dead = a_zero | b_zero
+    if context.strict and rules.summation is Summation.EXACT:
+        # A sum of negative zeros alone is one: the sign of each product shows unless one is known to be no such zero.
+        signed = ~c.known | (c.known & (c.compact_values() == FORMATS["fp32"].sign_code))
+        plain = (a.known & b.known & ~_negative_zero(sides, dead)).any(axis=0)
+        dead = dead & ((a.known & b.known) | ~signed | plain)
+    if context.strict and rules.summation is Summation.FMA:
+        dead = dead & a.known & b.known
+    return dead
+
+
+def _negative_zero(sides: Sequence[_Side], dead: Bools) -> Bools:
+    """Where products of known codes are negative zeros."""
+    minus: Bools = np.zeros((), dtype=np.bool_)
+    for x, form in sides:
+        minus = minus ^ ((x.compact_values().astype(np.int64) & form.sign_code) != 0)
+    return dead & minus
+
+
+def _none_unknown(
+    sides: Sequence[_Side], scales: Sequence[_Side], dead: Bools, length: int, block: int
+) -> Bools:
+    """Lanes in which all that is not surely 0 is known."""
+    (a, _), (b, _) = sides
+    found: Bools = (dead | (a.known & b.known)).all(axis=0)
+    if scales and scales[0][0].shape[0] and found.any():
+        blocks = _whole_blocks(dead, length, block)
+        found = found & (blocks | (scales[0][0].known & scales[1][0].known)).all(axis=0)
+    return found
+
+
+def _computed(parameters: Mapping[str, Any], *operands: Array) -> Array:
     from flamia_ref.arithmetic import products
 
-    values = [np.ascontiguousarray(x.full_values()) for x in operands]
     with np.errstate(all="ignore"):
-        found = products.chain(*values, **equation.params)
-    return Flow(found.shape, found.dtype, np.full((1,) * found.ndim, KNOWN, dtype=np.int32), found)
+        return np.asarray(products.chain(*operands, **parameters))
 
 
-def _accumulator_alone(c: Flow, shape: tuple[int, ...], dtype: Any) -> Flow:
-    return Flow(shape, dtype, c.ids, c.values)
+def _of_nothing(parameters: Mapping[str, Any], rules: Instruction, length: int, c: Array) -> Array:
+    """The sum of zeros onto the accumulator: its cut, its zero and its NaN as the instruction has them."""
+    rows = (rules.terms or 1) if length else 0
+    codes = np.zeros((rows, *(1,) * c.ndim), dtype=np.uint8)
+    sides = [codes.astype(FORMATS[parameters[name]].code_dtype) for name in ("a_format", "b_format")]
+    scales = codes[:0]
+    return _computed(parameters, *sides, scales, scales, contiguous(c))
 
 
-def _zero(x: Flow, element: ScalarFormat) -> Bools:
-    """Where codes are known to be 0, of either sign."""
-    if x.values is None:
+def _where(x: Flow, form: ScalarFormat, value: float) -> Bools:
+    """Where codes are known to have a value, a zero of either sign; NaN is equal to itself here."""
+    if x.values is None or x.values.size == 0:
         return np.zeros((1,) * x.ndim, dtype=np.bool_)
     distinct, inverse = np.unique(x.values, return_inverse=True)
-    zero = decode(distinct.astype(element.code_dtype), element) == 0
-    flags: Bools = x.known & zero[inverse].reshape(x.values.shape)
+    with np.errstate(all="ignore"):
+        decoded = decode((distinct & form.code_mask).astype(form.code_dtype), form, np.float64)
+    same = np.isnan(decoded) if np.isnan(value) else decoded == value
+    flags: Bools = x.known & same[inverse].reshape(x.values.shape)
     return flags
+
+
+def _poisoned(rules: Instruction, parts: Sequence[_Side], c: Flow) -> Bools:
+    """Lanes with a NaN that is known."""
+    found: Bools = np.zeros((1,) * c.ndim, dtype=np.bool_)
+    for x, form in parts:
+        found = found | _where(x, form, np.nan).any(axis=0)
+    return found | _where(c, FORMATS[rules.result.accumulator_format], np.nan)
 
 
 def _whole_blocks(dead: Bools, length: int, block: int) -> Bools:
@@ -103,17 +176,15 @@ def _whole_blocks(dead: Bools, length: int, block: int) -> Bools:
     return np.stack(rows)
 
 
-def _count(context: Context, flags: Bools, length: int, shape: tuple[int, ...]) -> None:
-    found = int(flags.sum())
-    if found:
-        total = length * int(np.prod(shape, dtype=np.int64))
-        context.assumed[Assumption.ZERO_TIMES_FINITE] += found * (total // flags.size)
+def _all_known(scales: Sequence[_Side]) -> Bools:
+    result: Bools = np.ones((), dtype=np.bool_)
+    for x, _ in scales:
+        result = result & x.known.all(axis=0)
+    return result
 
 
-def _spelled(bits: Array, result: Any) -> Array:
-    """Accumulator bits as a sum with nothing gives them back: zero is +0."""
-    form = FORMATS[result.accumulator_format]
-    return np.where(bits == form.sign_code, np.zeros((), dtype=bits.dtype), bits)
+def _union(context: Context, x: Flow) -> Bits:
+    return context.sets.bits(context.sets.union_over(x.sources, [0])[0])
 
 
 RULES: Mapping[str, Callable[[Context, Any, Sequence[Flow]], Any]] = {"fused_sum": fused_sum}
