@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import arithmetic, attention, command, quantizers
+from benchmarks import arithmetic, attention, command, leakage, quantizers
 from benchmarks.measure import Result, machine
 
 BENCHMARKS: dict[str, Callable[[float], Iterator[Result]]] = {
     "arithmetic": arithmetic.run,
     "quantize": quantizers.run,
     "attention": attention.run,
+    "leakage": leakage.run,
     "help": command.start,
     "golden": command.golden,
 }
