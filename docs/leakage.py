@@ -199,7 +199,8 @@ def _cells(one: Mapping[str, Any]) -> Iterator[str]:
     yield f"`{one['kernel']}`"
     yield one["device"]
     yield _lengths(one)
-    kinds = dict.fromkeys(_words(witness["severity"]) for witness in found["witnesses"])
+    seen = {witness["severity"] for witness in found["witnesses"]}
+    kinds = [_words(kind) for kind in Severity if kind in seen]
     verdict = _words(found["verdict"])
     if found["leaks"]:
         yield f"**leak**: {', '.join(kinds)}"

@@ -162,7 +162,8 @@ def measure(sets: Sets, size: int) -> Places:
     if not runs:
         return np.zeros(size, dtype=np.int64)
     if len(runs) == 1:
-        return np.maximum(runs[0].end - runs[0].begin, 0)
+        lengths: Places = np.maximum(runs[0].end - runs[0].begin, 0)
+        return lengths
     begin, end = (np.stack([getattr(run, name) for run in runs]) for name in ("begin", "end"))
     order = np.argsort(begin, axis=0, kind="stable")
     begin, end = (np.take_along_axis(x, order, axis=0) for x in (begin, end))

@@ -2,11 +2,13 @@
 
 Beyond a length, a document that is longer by a period, of which all blocks are a part, has the same pairs once more in
 its middle: what is counted over its tokens, or over pairs of them, is a polynomial of degree 2 in the number of
-periods. Three lengths give it, and the polynomials of all documents of a pack add up to weights of those three.
+periods. Three lengths give it, and the polynomials of all documents of a pack add up to weights of those three. The
+same holds of the keys that a document has more than queries, or the other way round.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +19,7 @@ from flamia_ref.leakage.runs import Places
 from flamia_ref.packing.documents import Documents
 from flamia_ref.packing.mask import Mask
 
-_STEADY, _LOOKING_BACK = 3, 6  # periods, more than it takes
+_STEADY, _LOOKING_BACK = 2, 6  # periods, more than it takes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,14 +73,26 @@ def sampled(mask: Mask, coupling: Coupling, of: Kinds) -> Sample:
     for queries, keys, count in zip(*(x.tolist() for x in of[:3]), strict=True):
         if not queries and not keys:
             continue
-        for spared, weight in nodes((min(queries, keys) - least) // period):
-            kind = (queries - spared * period, keys - spared * period)
+        for kind, weight in stand_ins(queries, keys, least, period):
             weights[kind] = weights.get(kind, 0) + count * weight
     lengths = sorted(weights)
     offsets = np.cumsum([(0, 0), *lengths], axis=0)
     queries, keys = (Documents(tuple(x.tolist())) for x in offsets.T)
     mask = Mask(queries, keys, mask.causal, mask.window, mask.alignment)
     return Sample(mask=mask, weights=tuple(weights[kind] for kind in lengths))
+
+
+def stand_ins(
+    queries: int, keys: int, least: int, period: int
+) -> Iterator[tuple[tuple[int, int], int]]:
+    """The queries and keys of the documents that stand for one, and their weights: with fewer of both, and with fewer
+    of what it has more of."""
+    for both, weight in nodes((min(queries, keys) - least) // period):
+        for more, factor in nodes((abs(queries - keys) - least) // period):
+            fewer_queries = both + more * (queries > keys)
+            fewer_keys = both + more * (keys > queries)
+            kind = (queries - fewer_queries * period, keys - fewer_keys * period)
+            yield kind, weight * factor
 
 
 def nodes(periods: int) -> tuple[tuple[int, int], ...]:

@@ -63,6 +63,7 @@ def render(structure: Structure) -> str:
             }
             for one in structure.illegal
         ],
+        "notes": list(structure.notes),
         "examples": [
             {name: getattr(one, name) for name in one.__slots__} for one in structure.examples
         ],

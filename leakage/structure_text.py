@@ -191,6 +191,7 @@ def _findings(structure: Structure) -> Iterator[str]:
     if rows:
         yield from columns(rows)
         yield ""
+    yield from (f"note: {note}" for note in structure.notes)
     yield verdict(structure.recipe.name, structure.illegal)
 
 

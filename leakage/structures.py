@@ -83,6 +83,25 @@ class Structure:
         """What is illegal with no use that couples tokens: the work of a knob of the softmax."""
         return tuple(knobs_of(self.coupling, self._sample, self.grid))
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What else of the recipe lets tokens reach others, in sentences."""
+        found = []
+        if self.coupling.guarded and self.coupling.codes:
+            found.append(
+                "guard_operands is 'codes': guarded blocks take values that all tokens of a scale have shaped"
+            )
+        if self.recipe.tiles.masked == "computed":
+            found.append(
+                "tiles.masked is 'computed': a NaN or an infinity reaches every row of its document (0 times it is NaN)"
+            )
+        if self.recipe.gradient.masked_ds == "product":
+            found.append(
+                "gradient.masked_ds is 'product': dS of a masked pair is NaN where its dP or delta is NaN or infinite;"
+                " finite values never show it"
+            )
+        return tuple(found)
+
     def spans(self, output: str, input: str) -> tuple[Spans, ...]:
         """The tokens of `input` that each token of `output` can depend on: the union of spans, for packs of any length.
 

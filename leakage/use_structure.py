@@ -114,7 +114,7 @@ def uses_of(
     recipe: Recipe, coupling: Coupling, sample: Sample, grid: Grid
 ) -> Iterator[UseStructure]:
     """Every use, looked at over the documents of a sample, or some of them if they are many."""
-    bench = _Bench(sample, grid)
+    bench = _Bench(coupling, sample, grid)
     for use, operand in recipe.uses():
         illegal: tuple[UseIllegal, ...] = ()
         coupled = coupling.uses[use]
@@ -141,7 +141,7 @@ def knobs_of(coupling: Coupling, sample: Sample, grid: Grid) -> Iterator[KnobStr
     """Knobs that make something illegal alone: so far `softmax.mask_value`."""
     if coupling.masked_scores is None:
         return
-    bench = _Bench(sample, grid)
+    bench = _Bench(coupling, sample, grid)
     found = bench.found(coupling.alone(None), None)
     if found:
         every = {(one.output, one.input) for one in found}
@@ -152,8 +152,8 @@ def knobs_of(coupling: Coupling, sample: Sample, grid: Grid) -> Iterator[KnobStr
 class _Bench:
     """Some documents of a sample, each counted once, over which uses are looked at one by one."""
 
-    def __init__(self, sample: Sample, grid: Grid) -> None:
-        self.mask = _few(sample.mask, grid)
+    def __init__(self, coupling: Coupling, sample: Sample, grid: Grid) -> None:
+        self.mask = _few(sample.mask, grid, coupling)
         self.sample = sampling.of_pack(self.mask)
         self.legal = LegalPairs(self.mask)
         self.placement = Placement(mask=self.mask, grid=grid)
@@ -177,9 +177,9 @@ class _Bench:
         return self._uncoupled
 
 
-def _few(mask: Mask, grid: Grid) -> Mask:
+def _few(mask: Mask, grid: Grid, coupling: Coupling) -> Mask:
     """A part of a pack: with blocks from the start of each document, the longest document, the shortest and some
-    between; else the first ones."""
+    between; else the first ones, shortened so that those after them are in blocks as before."""
     lengths = np.array([mask.queries.lengths, mask.keys.lengths], dtype=np.int64)
     sizes = lengths.max(axis=0)
     if sizes.sum() <= _MOST_TOKENS:
@@ -190,7 +190,13 @@ def _few(mask: Mask, grid: Grid) -> Mask:
         chosen = np.unique(np.linspace(0, len(order) - 1, count).astype(np.int64))
         lengths = lengths[:, np.sort(order[chosen])]
     else:
-        lengths = lengths[:, : max(2, int(np.searchsorted(np.cumsum(sizes), _MOST_TOKENS)))]
+        least, period = sampling.steady_from(mask, coupling), coupling.period
+        kinds: list[tuple[int, int]] = []
+        for queries, keys in lengths.T.tolist():
+            kinds.append(max(kind for kind, _ in sampling.stand_ins(queries, keys, least, period)))
+            if sum(map(max, kinds)) > _MOST_TOKENS:
+                break
+        lengths = np.array(kinds, dtype=np.int64).T
     queries, keys = (Documents((0, *np.cumsum(x).tolist())) for x in lengths)
     return Mask(queries, keys, mask.causal, mask.window, mask.alignment)
 

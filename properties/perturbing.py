@@ -69,7 +69,7 @@ def perturbed(
     new = subject.run(after, example, gradients=gradients)
     changed = before.changed_tokens(after)
     pairs = LegalPairs(mask_of(before))
-    rows = {name: _forbidden(pairs, name, changed, severities) for name in old}
+    rows = {name: forbidden(pairs, name, changed, severities) for name in old}
     found = first_difference(old, new, rows)
     if found is not None:
         cause = cause or "; ".join(map(str, example.edits))
@@ -85,7 +85,7 @@ def perturbed(
     )
 
 
-def _forbidden(
+def forbidden(
     pairs: LegalPairs, output: str, changed: dict[str, Places], severities: frozenset[Severity]
 ) -> Bools:
     """The tokens of an output to which every changed token is illegal, in one of these ways."""

@@ -16,7 +16,7 @@ from examples.leakage.packed import documents, namespace, product
 from flamia_ref.formats import decode, encode
 
 ROWS = 64
-LARGEST = np.float32(448)
+PER_LARGEST = np.float32(1 / 448)
 SMALLEST = np.float32(2.0**-100)  # what is below it has the scale 1, so that no scale is subnormal
 P_FACTOR = np.float32(256)
 
@@ -94,7 +94,7 @@ def _scaled(x, axes):
     """The e4m3 values of x over one scale for all of `axes`, and that scale."""
     xp = namespace(x)
     largest = abs(x).max(axis=axes, keepdims=True)
-    scale = xp.where(largest >= SMALLEST, largest / LARGEST, np.float32(1))
+    scale = xp.where(largest >= SMALLEST, largest * PER_LARGEST, np.float32(1))
     return _e4m3(x / scale), scale
 
 

@@ -10,9 +10,10 @@ def jax_sdpa(q, k, v, *, cu_seqlens, causal, softmax_scale, dout=None):
 
     Gradients by `jax.vjp`. It masks with a finite number, -0.7 times the largest float32.
     """
-    needed("jax")
+    jax = needed("jax")
     mask = visible(cu_seqlens, causal)
-    return _compiled()(q, k, v, dout, mask, scale=float(softmax_scale))
+    with jax.numpy_dtype_promotion("standard"):  # jax.nn mixes types
+        return _compiled()(q, k, v, dout, mask, scale=float(softmax_scale))
 
 
 @functools.cache

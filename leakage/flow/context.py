@@ -21,6 +21,8 @@ class Assumption(StrEnum):
     HUGE_PLUS_MODERATE = "huge_plus_moderate"
     """A known number of at least half the largest finite one, plus or minus x, is that number: x is below half of its
     last place, 2^102 in float32. So jax.nn masks scores; numbers like -1e30 are not taken so."""
+    INFINITY_AGAINST_FINITE = "infinity_against_finite"
+    """A known infinity compared with x: x is neither NaN nor infinite."""
     NO_SPECIAL = "no_special"
     """A value that a test for NaN, infinity or negative zero is made of is none of these."""
 

@@ -65,7 +65,7 @@ class Factor(NamedTuple):
     ids: Ids
     """Sources, the empty set where known."""
     zero: Bools
-    """Known to be 0."""
+    """Known to be 0, be it of unknown sign."""
     known: Bools
     finite: Bools
     """Known to be finite, or within finite bounds."""
@@ -74,12 +74,14 @@ class Factor(NamedTuple):
     def of(cls, x: Flow) -> Factor:
         """The parts of an array."""
         finite: Bools = np.zeros((1,) * x.ndim, dtype=np.bool_)
+        zero = x.where_known(0)
         if x.bounds is not None:
             finite = ~x.known & np.isfinite(x.bounds[0]) & np.isfinite(x.bounds[1])
+            zero = zero | (~x.known & (x.bounds[0] == 0) & (x.bounds[1] == 0))
         if x.values is not None:
             with np.errstate(invalid="ignore"):
                 finite = finite | (x.known & np.isfinite(x.values))
-        return cls(x.sources, x.where_known(0), x.known, finite)
+        return cls(x.sources, zero, x.known, finite)
 
     def full(self, shape: Shape) -> Factor:
         """The parts in the full shape."""

@@ -122,6 +122,26 @@ def _sum(second: int) -> _Rule:
     return rule
 
 
+def _compared(above: bool, below: bool) -> _Rule:
+    """A comparison whose result is `above` where the first operand is beyond the second, else `below`."""
+
+    def rule(operands: Sequence[Flow], dtype: Any) -> Iterator[tuple[Bools, Any, Assumption]]:
+        kind = operands[0].dtype
+        if (
+            not is_float(kind)
+            or np.dtype(kind).kind == "c"
+            or not np.isinf(np.array(np.inf).astype(kind))
+        ):
+            return
+        for x, first in zip(operands, (True, False), strict=True):
+            for end in (np.inf, -np.inf):
+                beyond = (end > 0) == first
+                found = above if beyond else below
+                yield x.where_known(end), found, Assumption.INFINITY_AGAINST_FINITE
+
+    return rule
+
+
 _WIDE = {
     np.dtype(dtype): ml_dtypes.finfo(dtype).max / np.array(2, dtype)
     for dtype in (np.float32, np.float64, ml_dtypes.bfloat16)
@@ -138,6 +158,12 @@ _RULES: Mapping[str, _Rule] = {
     "add": _sum(1),
     "add_any": _sum(1),
     "sub": _sum(-1),
+    "eq": _compared(above=False, below=False),
+    "ne": _compared(above=True, below=True),
+    "gt": _compared(above=True, below=False),
+    "ge": _compared(above=True, below=False),
+    "lt": _compared(above=False, below=True),
+    "le": _compared(above=False, below=True),
     "shift_left": _out_of_width,
     "shift_right_logical": _out_of_width,
     "shift_right_arithmetic": _shifted,

@@ -124,15 +124,10 @@ def _masked(context: Context, equation: Any, operands: Sequence[Flow], result: F
     a, b = operands
     if a.fields is None and b.fields is None:
         mask = mask_of(a) & mask_of(b)
-        if mask and mask != (1 << integer_info(result.dtype).bits) - 1:
-            top = float(mask)
-            if result.bounds is None and top < 2.0**52 and _unsigned(result, mask):
-                ends: Bounds = (
-                    np.zeros((1,) * result.ndim),
-                    np.full((1,) * result.ndim, top),
-                )
-                return Flow(result.shape, result.dtype, result.ids, result.values, ends)
-        return result if mask else _combined(context, result, [])
+        if not mask:
+            return _combined(context, result, [])
+        whole = (1 << integer_info(result.dtype).bits) - 1
+        return result if mask == whole else _combined_alone(result, mask)
     parts = []
     for x in _fields_of(_settled(a)):
         for y in _fields_of(_settled(b)):
@@ -141,11 +136,6 @@ def _masked(context: Context, equation: Any, operands: Sequence[Flow], result: F
                     Field(x.mask & y.mask, _both(context, equation, x.word, y.word, result))
                 )
     return _combined(context, result, parts)
-
-
-def _unsigned(x: Flow, mask: int) -> bool:
-    info = integer_info(x.dtype)
-    return info.min == 0 or mask <= info.max
 
 
 def _both(context: Context, equation: Any, a: Flow, b: Flow, result: Flow) -> Flow:

@@ -54,21 +54,22 @@ def fused_sum(context: Context, equation: Any, operands: Sequence[Flow]) -> Flow
     none = np.zeros((1,) * a.ndim, dtype=np.bool_)
     seen, alive = seen_in_products(context, a.sources, b.sources, dead, none)
     if scales and a_scales.shape[0]:
-        blocks_dead = none if context.strict else _whole_blocks(dead, length, block)
-        of_blocks, _ = seen_in_products(context, a_scales.sources, b_scales.sources, blocks_dead, none)
+        blocks_dead = _whole_blocks(dead, length, block)
+        of_blocks, _ = seen_in_products(
+            context, a_scales.sources, b_scales.sources, blocks_dead, none
+        )
         seen = seen | of_blocks
-        if context.strict:
-            alive = alive | ~_all_known(scales)
+    maybe_special: Bools = np.zeros((), dtype=np.bool_)
     if context.strict:
-        for x, element in sides:
+        for x, element in (*sides, *scales):
             if element.has_nan or element.has_infinity:
                 seen = seen | _union(context, x)
-                alive = alive | ~x.known.all(axis=0)
+                maybe_special = maybe_special | ~x.known.all(axis=0)
     ids = context.sets.intern(seen | context.sets.bits(c.ids))
     # Where all products are 0 the sum is that of nothing and the accumulator.
     values = None if c.values is None else _of_nothing(parameters, rules, length, c.values)
-    sure = c.known & ~alive
-    others = c.known & ~sure & _none_unknown(sides, scales, dead, length, block)
+    sure = c.known & ~alive & ~maybe_special
+    others = c.known & alive & ~maybe_special & _none_unknown(sides, scales, dead, length, block)
     if others.any():
         found = _computed(parameters, *(contiguous(x.full_values()) for x in operands))
         values = np.where(others, found, np.zeros((), dtype) if values is None else values)
@@ -143,7 +144,9 @@ def _of_nothing(parameters: Mapping[str, Any], rules: Instruction, length: int, 
     """The sum of zeros onto the accumulator: its cut, its zero and its NaN as the instruction has them."""
     rows = (rules.terms or 1) if length else 0
     codes = np.zeros((rows, *(1,) * c.ndim), dtype=np.uint8)
-    sides = [codes.astype(FORMATS[parameters[name]].code_dtype) for name in ("a_format", "b_format")]
+    sides = [
+        codes.astype(FORMATS[parameters[name]].code_dtype) for name in ("a_format", "b_format")
+    ]
     scales = codes[:0]
     return _computed(parameters, *sides, scales, scales, contiguous(c))
 
@@ -174,13 +177,6 @@ def _whole_blocks(dead: Bools, length: int, block: int) -> Bools:
         return dead
     rows = [dead[start : start + block].all(axis=0) for start in range(0, length, block)]
     return np.stack(rows)
-
-
-def _all_known(scales: Sequence[_Side]) -> Bools:
-    result: Bools = np.ones((), dtype=np.bool_)
-    for x, _ in scales:
-        result = result & x.known.all(axis=0)
-    return result
 
 
 def _union(context: Context, x: Flow) -> Bits:

@@ -91,14 +91,23 @@ class Flow:
         """An array of `shape` whose elements are some of these: `move` takes each compact array of this to its own."""
         if 0 in shape:
             return empty(shape, self.dtype)
-        return Flow(
+        plain = Flow(
             shape,
             self.dtype,
             move(self.ids),
             None if self.values is None else move(self.values),
             None if self.bounds is None else (move(self.bounds[0]), move(self.bounds[1])),
-            self.fields and tuple(Field(x.mask, x.word.moved(shape, move)) for x in self.fields),
         )
+        if self.fields is None:
+            return plain
+        parts = []
+        for field in self.fields:
+            word = field.word
+            alone = (
+                word.ids is self.ids and word.values is self.values and word.bounds is self.bounds
+            )
+            parts.append(Field(field.mask, plain if alone else word.moved(shape, move)))
+        return Flow(shape, self.dtype, plain.ids, plain.values, plain.bounds, tuple(parts))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -43,7 +43,8 @@ def _body(report: HuntReport) -> Iterator[str]:
         f" {report.seed}{evidence}</p>"
     )
     if report.reasons:
-        yield "<h2>Why it is inconclusive</h2>" + _list(report.reasons)
+        of = "Why it says nothing of the rest" if report.leaks else "Why it is inconclusive"
+        yield f"<h2>{of}</h2>" + _list(report.reasons)
     yield "<h2>Witnesses</h2>"
     yield _table(
         ("severity", "kind", "what"),

@@ -75,7 +75,9 @@ def _lines(report: HuntReport) -> Iterator[str]:
     for failure in report.failures[:_SHOWN_FAILURES]:
         yield f"failed at {failure.case}: {failure.reason}"
     yield from (f"note: {note}" for note in report.notes)
-    yield from (f"inconclusive: {reason}" for reason in report.reasons)
+    # Beside a leak they say what else the hunt cannot speak of.
+    of = "nothing is said of the rest" if report.leaks else "inconclusive"
+    yield from (f"{of}: {reason}" for reason in report.reasons)
     yield f"{_WORDS[report.verdict]}: {_summary(report)}"
 
 

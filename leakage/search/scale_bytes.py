@@ -6,6 +6,7 @@ of this sample show it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,9 @@ OUTPUTS_OF: Mapping[str, tuple[str, ...]] = {
     "dv": ("dv",),
 }
 """The outputs that a product decides first; what follows from them is as legal as they are."""
+
+MOST_TOKENS = 2048
+"""Tokens of a hunt that compares scale bytes: which of them feed whom is a table of tokens squared."""
 
 _TENSORS = {"q": "q", "k": "k", "v": "v", "do": "dout"}
 
@@ -72,7 +76,9 @@ def changes(
 
     `uses`: the uses that take each stage, where that is known better than its name says.
     """
-    found = []
+    found: list[ScaleChange] = []
+    if setting.tokens > MOST_TOKENS:
+        return found
     for stage, x in before.items():
         y = after.get(stage)
         if y is None or x.shape != y.shape or not (x != y).any():
@@ -87,7 +93,10 @@ def changes(
 
 
 def unread(scales: Mapping[str, Array], setting: Setting) -> list[str]:
-    """Stages of scales whose shape says nothing of which tokens share a byte: they are not compared."""
+    """Stages of scales that are not compared: their shape says nothing of which tokens share a byte, or there are more
+    than `MOST_TOKENS`."""
+    if setting.tokens > MOST_TOKENS:
+        return list(scales)
     found = []
     for stage, x in scales.items():
         if _tensor(stage) is None:
@@ -122,14 +131,13 @@ def _first(
         found = _of_pairs(stage, x, setting)
         if found is None:
             return None
-        table = _pairs_feed(setting, found, x.shape[1:], output)
+        table = _pairs_feed(setting, found, tuple(x.shape[1:]), output)
         changed = (x != y).any(axis=0)
     else:
         tensor = str(_tensor(stage))
-        blocks = _blocks(len(x), setting) if x.ndim else None
-        if blocks is None or tensor not in setting.operands:
+        if not x.ndim or tensor not in setting.operands or _blocks(len(x), setting) is None:
             return None
-        table = _tokens_feed(setting, tensor, output, blocks, len(x))
+        table = _tokens_feed(setting, tensor, output, len(x))
         changed = (x != y).reshape(len(x), -1).any(axis=1)
     # A token takes the bytes of one row, or of one column, of the blocks, those that the table says.
     taken = table.taken & changed[table.where]
@@ -181,9 +189,10 @@ class _Feed:
         return str(self.name(block))
 
 
-def _tokens_feed(
-    setting: Setting, tensor: str, output: str, blocks: NDArray[np.int64], count: int
-) -> _Feed:
+@functools.lru_cache(maxsize=64)
+def _tokens_feed(setting: Setting, tensor: str, output: str, count: int) -> _Feed:
+    """Copies of an input in so many blocks of tokens: a token takes those of its legal sources."""
+    blocks = np.asarray(_blocks(count, setting))
     spans = setting.legal.spans(output, tensor)
     members = np.zeros((count, setting.tokens + 1), dtype=np.int64)
     members[blocks, np.arange(setting.tokens) + 1] = 1
@@ -198,6 +207,7 @@ def _tokens_feed(
     )
 
 
+@functools.lru_cache(maxsize=64)
 def _blocks(count: int, setting: Setting) -> NDArray[np.int64] | None:
     """The block of each token, where there are `count`: of one token each, or counted from documents' starts, or from
     the first packed token. None where no size gives that count."""
@@ -232,6 +242,7 @@ def _of_pairs(stage: str, x: Array, setting: Setting) -> tuple[int, int, int] | 
     return document, sizes[0], sizes[1]
 
 
+@functools.lru_cache(maxsize=64)
 def _pairs_feed(
     setting: Setting, found: tuple[int, int, int], shape: tuple[int, ...], output: str
 ) -> _Feed:

@@ -21,6 +21,7 @@ from flamia_ref.attention.stages import pair_names
 from flamia_ref.kernels import KernelError
 from flamia_ref.leakage.search.bases import Inputs
 from flamia_ref.leakage.search.outcomes import Outcome, read
+from flamia_ref.leakage.search.scale_bytes import MOST_TOKENS
 from flamia_ref.leakage.search.setting import Setting
 
 Array = NDArray[Any]
@@ -259,8 +260,11 @@ def fitted(subject: Subject, setting: Setting, planned: int) -> Subject:
     many = work > _WORTH_COMPILING and importlib.util.find_spec("jax") is not None
     heads = max(1, 2048 // max(setting.tokens, 1) // setting.heads)
     return replace(
-        subject, library="jax" if many else "numpy", together=min(32 if many else 16, heads)
+        subject,
+        library="jax" if many else "numpy",
+        scales=setting.tokens <= MOST_TOKENS,
+        together=min(32 if many else 16, heads),
     )
 
 
-_WORTH_COMPILING = 250_000  # calls times tokens, thrice with a backward
+_WORTH_COMPILING = 150_000  # calls times tokens, thrice with a backward

@@ -13,7 +13,8 @@ from flamia_ref.leakage.search import noise, plan
 from flamia_ref.leakage.search.bases import FAMILIES, LARGEST, Base, rounded
 from flamia_ref.leakage.search.controls import Control, controls_for, shared_scale
 from flamia_ref.leakage.search.edits import Action, Edit
-from flamia_ref.leakage.search.outcomes import moved, number
+from flamia_ref.leakage.search.observing import judged
+from flamia_ref.leakage.search.outcomes import Outcome, moved, number
 from flamia_ref.leakage.search.scale_bytes import changes, unread
 from flamia_ref.leakage.search.setting import Setting, reach
 from flamia_ref.leakage.search.simplifications import changed
@@ -161,8 +162,13 @@ def test_the_plan_changes_every_token_alone_strictly_inside_blocks_first() -> No
             if case.edit.operand == operand and len(case.edit.tokens) == 1
         }
         assert alone == set(range(64))
-    first = [case for case in cases if len(case.edit.tokens) == 1][:8]
-    assert all(one.place[case.edit.tokens[0]] % 16 for case in first)
+        order = dict.fromkeys(
+            case.edit.tokens[0]
+            for case in cases
+            if case.edit.operand == operand and len(case.edit.tokens) == 1
+        )
+        inside = [bool(one.place[token] % 16) for token in order]
+        assert inside == sorted(inside, reverse=True)
     assert cases == plan.cases(setting(40, 24), one.operands, seed=0)
     assert cases != plan.cases(one, one.operands, seed=1)
 
@@ -221,6 +227,23 @@ def test_controls_couple_the_tokens_of_their_blocks_alone() -> None:
         edited["v"][50] = 1
         after = control.planted(edited, one)["v"][:, 0, 0].astype(np.float64)
         assert {int(t) for t in np.flatnonzero(after == 0)} == set(shared) - {50}
+
+
+def test_noisy_outputs_are_compared_where_sums_are_exact_alone() -> None:
+    one = setting(8)
+    before = Outcome(
+        outputs={name: np.zeros(one.shape(name), np.float32) for name in ("out", "lse")}
+    )
+    after = Outcome(outputs={name: x + 1 for name, x in before.outputs.items()})
+    edit = Edit(operand="v", tokens=(3,), action=Action.ZERO)
+    noisy = noise.QUIET.more({"out"}, "bell")
+    for family, expected in (("bell", {"lse"}), ("two_hot", {"out", "lse"})):
+        case = plan.Case(index=0, base=Base(family=family, seed=0), edit=edit)
+        seen = judged(case, before, after, one, noisy=noisy)
+        assert set(seen.illegal) == expected
+    assert seen.illegal["out"].tolist() == [True] * 3 + [False] * 5
+    worse = noisy.more({"lse"}, "two_hot")
+    assert set(judged(case, before, after, one, noisy=worse).illegal) == {"out"}
 
 
 # The permutation test.

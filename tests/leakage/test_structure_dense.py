@@ -13,7 +13,7 @@ from flamia_ref.leakage.placement import Grid, Placement
 from tests.leakage.dense import Pack, dependencies
 from tests.leakage.structure_recipes import TENSOR, at_random, pack_at_random
 
-DAILY, NIGHTLY = 40, 1500
+DAILY, NIGHTLY = 24, 800
 HARD = (537,)  # a scale of all dO' brings in what dO' of later rows alone depends on
 
 
@@ -70,7 +70,10 @@ def long_pack(seed: int) -> None:
     lengths = [draw.randint(0, 700) for _ in range(draw.choice([1, 2, 3]))]
     keys = list(lengths)
     if draw.random() < 0.4:
-        keys = [max(0, length + draw.randint(-200, 300)) for length in lengths]
+        keys = [
+            max(0, length + draw.choice([-500, 0, 600]) + draw.randint(-90, 90))
+            for length in lengths
+        ]
     causal, window = draw.random() < 0.7, (None, None)
     if draw.random() < 0.5:
         right = None if causal else draw.choice([None, 0, 5, 33])

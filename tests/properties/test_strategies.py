@@ -204,7 +204,6 @@ def test_masks() -> None:
     strategy = strategies.masks((0, 1, 33))
     for condition in (
         lambda mask: not mask.causal,
-        lambda mask: mask.causal and mask.window[0] == 1,
         lambda mask: mask.window[1] == 32,
         lambda mask: mask.alignment == "top_left" and not mask.same_tokens,
         lambda mask: mask.dead().any(),
@@ -253,6 +252,14 @@ def test_inputs_are_the_same_from_the_same_integers(family: Family) -> None:
         assert x.shape == (36, 2 if name in ("q", "dout") else 1, 16)
         assert np.isfinite(values(x)).all()
     assert one.changed_tokens(other) == {}
+
+
+def test_attention_inputs_reach_every_length_of_the_space() -> None:
+    strategy = strategies.attention_inputs(Space(heads=2, head_dim=8, lengths=(0, 3, 5)))
+    inputs = found(strategy, lambda inputs: inputs.lengths == (5, 0, 3))
+    assert (inputs.q.shape, inputs.v.shape) == ((8, 2, 8), (8, 1, 8))
+    assert (found(strategy, lambda inputs: len(inputs.q)).q == 0x3F80).all()  # ones first
+    found(strategy, lambda inputs: len(inputs.v) and np.abs(values(inputs.v)).max() > 2.0**12)
 
 
 def test_tokens_that_differ_in_size() -> None:

@@ -15,6 +15,10 @@ from flamia_ref.leakage.flow.value import Flow, made
 Array = np.ndarray[Any, Any]
 
 
+class WrongValue(AssertionError):
+    """An element that is said to be known has another value."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Found:
     """The outputs of an analysis, and for each the sources of each of its elements [..., sources]."""
@@ -34,7 +38,9 @@ def analysed(
     rules: Any = RULES,
 ) -> Found:
     """The analysis of `function`; elements of `arrays` are known but where `free`, each of which is a source."""
-    total = sum(int(np.broadcast_to(flags, x.shape).sum()) for x, flags in zip(arrays, free, strict=True))
+    total = sum(
+        int(np.broadcast_to(flags, x.shape).sum()) for x, flags in zip(arrays, free, strict=True)
+    )
     context = Context(Sets(max(total, 1)), strict=strict, fine=fine)
     operands, start = [], 0
     for x, flags in zip(arrays, free, strict=True):
@@ -111,7 +117,8 @@ def different(a: Array, b: Array) -> Array:
 
 def _check_known(y: Array, flow: Flow) -> None:
     wrong = different(y, flow.full_values().astype(y.dtype)) & (flow.full_ids() < 0)
-    assert not wrong.any(), f"known wrongly: {y[wrong]} and not {flow.full_values()[wrong]}"
+    if wrong.any():
+        raise WrongValue(f"{y[wrong]}, not {flow.full_values()[wrong]}")
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:

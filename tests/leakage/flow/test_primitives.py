@@ -12,7 +12,7 @@ from tests.leakage.flow.cases import Case, cases, dtype_of, pool_of
 CASES = {case.name: case for case in cases()}
 
 
-def _drawn(case: Case, share: float) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+def drawn(case: Case, share: float) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
     """Operands, which of their elements are free, and what those may be."""
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
     arrays, free, pools = [], [], []
@@ -35,9 +35,9 @@ def test_rule(name: str) -> None:
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         # What is claimed to be exact is looked for longer.
         trials = 60 if case.exact else 8
-        missed, more = compared(function, *_drawn(case, 1.1), trials=trials, fine=case.fine)
+        missed, more = compared(function, *drawn(case, 1.1), trials=trials, fine=case.fine)
         assert missed == 0
         if case.exact:
             assert more == 0
-        missed, _ = compared(function, *_drawn(case, 0.5), trials=3, fine=True)
+        missed, _ = compared(function, *drawn(case, 0.5), trials=3, fine=True)
         assert missed == 0

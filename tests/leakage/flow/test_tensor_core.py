@@ -27,7 +27,11 @@ def kinds() -> Iterator[tuple[str, str, str, Scaling | None]]:
     for name, rules in INSTRUCTIONS.items():
         formats = rules.operand_formats
         for index, a in enumerate(formats):
-            b = a if rules.same_formats or len(formats) == 1 else formats[(index + 1) % len(formats)]
+            b = (
+                a
+                if rules.same_formats or len(formats) == 1
+                else formats[(index + 1) % len(formats)]
+            )
             scalings: tuple[Scaling | None, ...] = rules.scalings or (None,)
             if rules.summation is Summation.EXACT:
                 scalings = (None, *rules.scalings) if index == 0 else (None,)
@@ -67,7 +71,9 @@ class _Operands:
         count = int(free.sum())
         ids[free] = self.context.sets.singles(np.arange(self.start, self.start + count))
         self.start += count
-        return made(values.shape, values.dtype, ids, np.where(free, np.zeros((), values.dtype), values))
+        return made(
+            values.shape, values.dtype, ids, np.where(free, np.zeros((), values.dtype), values)
+        )
 
 
 def operands(
@@ -120,7 +126,12 @@ def _program(kind: tuple[str, str, str, Scaling | None], k: int, strict: bool) -
 
 
 def both(
-    kind: tuple[str, str, str, Scaling | None], k: int, *, strict: bool, seed: int, rules: Any = RULES
+    kind: tuple[str, str, str, Scaling | None],
+    k: int,
+    *,
+    strict: bool,
+    seed: int,
+    rules: Any = RULES,
 ) -> tuple[Flow, Flow, Context]:
     """What the rule says, and what the program of the primitive says."""
     inside, outside = _program(kind, k, strict)
