@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from flamia_ref.attention import RECIPES, Operand, Recipe, Use  # noqa: E402
 from flamia_ref.leakage import Certificate, HuntReport, Structure, hunt, prove, structure  # noqa: E402
 from flamia_ref.leakage.legal import Severity  # noqa: E402
-from flamia_ref.leakage.structure_text import operand_in_matmul, reached, where  # noqa: E402
+from flamia_ref.leakage.sharing.text import operand_in_matmul, reached, where  # noqa: E402
 
 PAGE = ROOT / "docs" / "leakage.md"
 EVIDENCE = ROOT / "docs" / "evidence"

@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     verified.add_argument("file", metavar="FILE", help="what `leak prove --json FILE` wrote")
 
-    from flamia_ref.leakage import structure_command
+    from flamia_ref.leakage.sharing import command as structure_command
 
     structured = _command(
         leak,
@@ -319,7 +319,7 @@ def _require_picture(picture: str | None, options: argparse.Namespace) -> None:
 
 
 def _leak_structure(options: argparse.Namespace) -> Result:
-    from flamia_ref.leakage.structure_command import run
+    from flamia_ref.leakage.sharing.command import run
 
     _require_picture(options.png, options)
     found = run(_recipe(options.recipe), options)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from flamia_ref.leakage.search.hunt_report import HuntVerdict as HuntVerdict
     from flamia_ref.leakage.search.hunting import hunt as hunt
     from flamia_ref.leakage.search.witnesses import FoundWitness as FoundWitness
-    from flamia_ref.leakage.structures import Structure as Structure
-    from flamia_ref.leakage.structures import structure as structure
+    from flamia_ref.leakage.sharing.structures import Structure as Structure
+    from flamia_ref.leakage.sharing.structures import structure as structure
     from flamia_ref.leakage.verification import verify as verify
     from flamia_ref.leakage.witness import WITNESSES as WITNESSES
     from flamia_ref.leakage.witness import Witness as Witness
@@ -33,7 +33,7 @@ else:
             "search.hunt_report": ["HuntReport", "HuntVerdict"],
             "search.hunting": ["hunt"],
             "search.witnesses": ["FoundWitness"],
-            "structures": ["Structure", "structure"],
+            "sharing.structures": ["Structure", "structure"],
             "verification": ["verify"],
             "witness": ["WITNESSES", "Witness"],
         },

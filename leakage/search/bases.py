@@ -156,7 +156,7 @@ def _alternating(run: int, side: int) -> Callable[[Setting, Draws], dict[str, Va
     """Rows that give all their weight to every other run of `run` keys, so that P is tiny on the rest.
 
     v is 0 where the weight is: what rows return is tiny P times v, and vanishes where a scale of P is shared with a
-    row that weighs those keys. Negating the query of a row makes it one. Source: facts on P's scales, derived.
+    row that weighs those keys. Negating the query of a row makes it one. Source: derived.
     """
 
     def made(setting: Setting, draws: Draws) -> dict[str, Values]:

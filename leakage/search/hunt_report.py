@@ -27,7 +27,8 @@ class HuntVerdict(StrEnum):
     LEAK = "leak"
     """A witness was found of a severity that counts."""
     NONE_FOUND = "none_found"
-    """None was, every planted control was found by the same search, and every operand moves what it may."""
+    """None was, every planted control was found by the same search, and every operand moves what it may. There may be
+    witnesses of severities that do not count."""
     INCONCLUSIVE = "inconclusive"
     """None was, but one of those fails: the hunt could not have shown a leak."""
 

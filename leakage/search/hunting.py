@@ -67,7 +67,7 @@ def hunt(
         seconds: how long it may take, and takes, looked at between calls.
         backward: whether dout is given too and dq, dk, dv are compared.
         severities: those that make a leak; None for all but "past". All that are found are reported.
-        enough: stop after this many witnesses; None for never.
+        enough: stop after this many witnesses of severities that make a leak; None for never.
         trace: names of stages that the kernel is asked for, such as "v.scales".
         executor: any `concurrent.futures.Executor`; the subject must be picklable for one of processes.
         progress: called with the cases done, the cases in all, and what is done now.

@@ -197,7 +197,8 @@ class Steps:
                 return
 
     def _stopped(self, tally: Tally) -> bool:
-        return self.enough is not None and len(tally.witnesses) >= self.enough
+        counted = sum(one.severity in self.counted for one in tally.witnesses)
+        return self.enough is not None and counted >= self.enough
 
     def _controls(
         self, runner: Runner, cases: Sequence[Case], found: dict[str, Reach]

@@ -13,7 +13,7 @@ from flamia_ref.attention import RECIPES, Operand, Use
 from flamia_ref.attention.product import Scope
 from flamia_ref.leakage import Severity, Structure, structure
 from flamia_ref.leakage.legal import LEGAL, LegalPairs
-from flamia_ref.leakage.use_structure import Couples, Where
+from flamia_ref.leakage.sharing.uses import Couples, Where
 from tests.leakage.structure_recipes import (
     BASE,
     COL,

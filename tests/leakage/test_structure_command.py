@@ -12,8 +12,9 @@ import pytest
 
 from flamia_ref import cli
 from flamia_ref.attention import RECIPES, Use
-from flamia_ref.leakage import structure, structure_picture
+from flamia_ref.leakage import structure
 from flamia_ref.leakage.legal import LegalPairs
+from flamia_ref.leakage.sharing import picture
 from flamia_ref.report.heat_map import Cell
 from tests.leakage.structure_recipes import COL, PREVIOUS, TENSOR, with_operands
 
@@ -133,7 +134,7 @@ def test_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_the_cells_of_the_picture_are_the_pairs() -> None:
     found = structure(with_operands({Use.O_V: TENSOR, Use.S_Q: COL}), lengths=[40, 9])
     legal = LegalPairs(found.mask)
-    drawn = structure_picture.heat_map(found)
+    drawn = picture.heat_map(found)
     assert [label for label, _ in drawn.rows] == ["O", "LSE", "dQ", "dK", "dV"]
     for output, (_, panels) in zip(("out", "lse", "dq", "dk", "dv"), drawn.rows, strict=True):
         for name, panel in zip(("q", "k", "v", "dout"), panels, strict=True):
@@ -152,7 +153,7 @@ def test_the_cells_of_the_picture_are_the_pairs() -> None:
 
 def test_a_picture_of_many_tokens_shows_what_is_illegal_in_each_cell() -> None:
     found = structure("cudnn-mxfp8", lengths=[1000])
-    panel = structure_picture.heat_map(found).rows[0][1][2]
+    panel = picture.heat_map(found).rows[0][1][2]
     step = 6  # the least with which 1000 tokens are at most 192 cells
     assert panel.cells.shape == (2 * 167, 167)
     pairs = found.illegal_pairs("out", "v")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from flamia_ref.leakage import Structure, sampling, structure
-from flamia_ref.leakage.dependence import Dependence
-from flamia_ref.leakage.illegal import Findings
 from flamia_ref.leakage.legal import LegalPairs
-from flamia_ref.leakage.placement import Grid, Placement
+from flamia_ref.leakage.sharing.dependence import Dependence
+from flamia_ref.leakage.sharing.illegal import Findings
+from flamia_ref.leakage.sharing.placement import Grid, Placement
 from tests.leakage.dense import Pack, dependencies
 from tests.leakage.structure_recipes import TENSOR, at_random, pack_at_random
 

@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flamia_ref.leakage import sampling
-from flamia_ref.leakage.coupling import Coupling
-from flamia_ref.leakage.dependence import Dependence
-from flamia_ref.leakage.illegal import Findings, Illegal
 from flamia_ref.leakage.legal import Severity
-from flamia_ref.leakage.placement import Grid, Placement, Side
-from flamia_ref.leakage.runs import Flags, Sets
-from flamia_ref.leakage.sampling import Kinds
-from flamia_ref.leakage.shared_scales import side_of
+from flamia_ref.leakage.sharing import sampling
+from flamia_ref.leakage.sharing.coupling import Coupling
+from flamia_ref.leakage.sharing.dependence import Dependence
+from flamia_ref.leakage.sharing.illegal import Findings, Illegal
+from flamia_ref.leakage.sharing.placement import Grid, Placement, Side
+from flamia_ref.leakage.sharing.runs import Flags, Sets
+from flamia_ref.leakage.sharing.sampling import Kinds
+from flamia_ref.leakage.sharing.scales import side_of
 from flamia_ref.packing.documents import Documents
 from flamia_ref.packing.mask import Mask
 

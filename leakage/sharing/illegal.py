@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flamia_ref.leakage.dependence import Dependence
 from flamia_ref.leakage.legal import FORWARD_OUTPUTS, QUERY_SIDE, LegalPairs, Severity
-from flamia_ref.leakage.placement import Side
-from flamia_ref.leakage.runs import Places, Runs, Sets, measure
-from flamia_ref.leakage.sampling import Sample
-from flamia_ref.leakage.shared_scales import side_of
+from flamia_ref.leakage.sharing.dependence import Dependence
+from flamia_ref.leakage.sharing.placement import Side
+from flamia_ref.leakage.sharing.runs import Places, Runs, Sets, measure
+from flamia_ref.leakage.sharing.sampling import Sample
+from flamia_ref.leakage.sharing.scales import side_of
 
 RETURNED = ("out", "lse", "dq", "dk", "dv")
 """What a kernel returns."""

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flamia_ref.leakage.coupling import Coupling
-from flamia_ref.leakage.runs import Places
+from flamia_ref.leakage.sharing.coupling import Coupling
+from flamia_ref.leakage.sharing.runs import Places
 from flamia_ref.packing.documents import Documents
 from flamia_ref.packing.mask import Mask
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flamia_ref.attention.product import Use
-from flamia_ref.leakage.illegal import Illegal, worst
 from flamia_ref.leakage.legal import QUERY_SIDE, Severity
-from flamia_ref.leakage.placement import Grid
-from flamia_ref.leakage.use_structure import UseIllegal, UseStructure, Where
+from flamia_ref.leakage.sharing.illegal import Illegal, worst
+from flamia_ref.leakage.sharing.placement import Grid
+from flamia_ref.leakage.sharing.uses import UseIllegal, UseStructure, Where
 
 if TYPE_CHECKING:
-    from flamia_ref.leakage.structures import Structure
+    from flamia_ref.leakage.sharing.structures import Structure
 
 NAMES = {
     "out": "O",

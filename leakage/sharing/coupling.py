@@ -10,7 +10,7 @@ from flamia_ref.attention.copies import INPUT_USES
 from flamia_ref.attention.product import Operand, Scope, Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.formats import PRESETS
-from flamia_ref.leakage.placement import GUARD, Extent
+from flamia_ref.leakage.sharing.placement import GUARD, Extent
 
 PAIR_USES = (Use.O_P, Use.DV_P, Use.DQ_DS, Use.DK_DS)
 """Uses whose operand has a value for each pair of a query and a key."""

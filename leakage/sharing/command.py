@@ -9,7 +9,7 @@ from flamia_ref.leakage.proof_options import numbers, window
 
 if TYPE_CHECKING:
     from flamia_ref.attention import Recipe
-    from flamia_ref.leakage.structures import Structure
+    from flamia_ref.leakage.sharing.structures import Structure
 
 EPILOG = (
     "Exit status: 0 nothing is illegal, or only in the past of its document; 1 an output can depend on a token that it"
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(recipe: Recipe, options: argparse.Namespace) -> Structure:
     """The structure that the options ask for."""
-    from flamia_ref.leakage.structures import structure
+    from flamia_ref.leakage.sharing.structures import structure
 
     return structure(
         recipe,

@@ -12,17 +12,17 @@ import numpy as np
 from flamia_ref._errors import shown, unknown_name
 from flamia_ref.attention import inputs
 from flamia_ref.attention.recipe import Recipe
-from flamia_ref.leakage import sampling
-from flamia_ref.leakage.coupling import Coupling, coupling_of
-from flamia_ref.leakage.dependence import Dependence
-from flamia_ref.leakage.example import Example, first_examples
-from flamia_ref.leakage.illegal import Findings, Illegal
 from flamia_ref.leakage.legal import Bools, LegalPairs, Severity, Spans, relation
-from flamia_ref.leakage.placement import Grid, Placement
-from flamia_ref.leakage.runs import Sets
-from flamia_ref.leakage.sampling import Kinds, Sample
-from flamia_ref.leakage.shared_scales import side_of
-from flamia_ref.leakage.use_structure import KnobStructure, UseStructure, knobs_of, uses_of
+from flamia_ref.leakage.sharing import sampling
+from flamia_ref.leakage.sharing.coupling import Coupling, coupling_of
+from flamia_ref.leakage.sharing.dependence import Dependence
+from flamia_ref.leakage.sharing.example import Example, first_examples
+from flamia_ref.leakage.sharing.illegal import Findings, Illegal
+from flamia_ref.leakage.sharing.placement import Grid, Placement
+from flamia_ref.leakage.sharing.runs import Sets
+from flamia_ref.leakage.sharing.sampling import Kinds, Sample
+from flamia_ref.leakage.sharing.scales import side_of
+from flamia_ref.leakage.sharing.uses import KnobStructure, UseStructure, knobs_of, uses_of
 from flamia_ref.packing.documents import Documents
 from flamia_ref.packing.mask import Mask
 
@@ -140,13 +140,13 @@ class Structure:
 
     def to_text(self) -> str:
         """Return the structure for people: the table of uses, and what is illegal."""
-        from flamia_ref.leakage.structure_text import describe
+        from flamia_ref.leakage.sharing.text import describe
 
         return describe(self)
 
     def to_json(self) -> str:
         """Return the structure as JSON: uses, counts and examples."""
-        from flamia_ref.leakage.structure_document import render
+        from flamia_ref.leakage.sharing.document import render
 
         return render(self)
 
@@ -155,7 +155,7 @@ class Structure:
 
         Raises ValueError for packs of more than 4096 tokens.
         """
-        from flamia_ref.leakage.structure_picture import heat_map
+        from flamia_ref.leakage.sharing.picture import heat_map
 
         return heat_map(self).to_png()
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flamia_ref.leakage.runs import Places, Runs
+from flamia_ref.leakage.sharing.runs import Places, Runs
 from flamia_ref.packing.mask import Mask
 
 GUARD = 32

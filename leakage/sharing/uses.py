@@ -11,13 +11,13 @@ import numpy as np
 from flamia_ref.attention.description import form
 from flamia_ref.attention.product import Operand, Scope, Use
 from flamia_ref.attention.recipe import Recipe
-from flamia_ref.leakage import sampling
-from flamia_ref.leakage.coupling import PAIR_USES, Coupled, Coupling, product_of
-from flamia_ref.leakage.dependence import Dependence, affected
-from flamia_ref.leakage.illegal import RETURNED, Findings, Illegal, worst
 from flamia_ref.leakage.legal import LegalPairs, Severity
-from flamia_ref.leakage.placement import Grid, Placement
-from flamia_ref.leakage.sampling import Sample
+from flamia_ref.leakage.sharing import sampling
+from flamia_ref.leakage.sharing.coupling import PAIR_USES, Coupled, Coupling, product_of
+from flamia_ref.leakage.sharing.dependence import Dependence, affected
+from flamia_ref.leakage.sharing.illegal import RETURNED, Findings, Illegal, worst
+from flamia_ref.leakage.sharing.placement import Grid, Placement
+from flamia_ref.leakage.sharing.sampling import Sample
 from flamia_ref.packing.documents import Documents
 from flamia_ref.packing.mask import Mask
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flamia_ref.attention.product import Use
-from flamia_ref.leakage.coupling import INPUT_OF, Coupling
 from flamia_ref.leakage.legal import QUERY_SIDE
-from flamia_ref.leakage.placement import Placement, Side, Visible
-from flamia_ref.leakage.runs import Sets, then, union
-from flamia_ref.leakage.shared_scales import SharedScales
+from flamia_ref.leakage.sharing.coupling import INPUT_OF, Coupling
+from flamia_ref.leakage.sharing.placement import Placement, Side, Visible
+from flamia_ref.leakage.sharing.runs import Sets, then, union
+from flamia_ref.leakage.sharing.scales import SharedScales
 
 Sources = Mapping[str, Sets]
 """Tokens of each input, by the name of the input."""

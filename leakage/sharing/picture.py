@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from flamia_ref.leakage.illegal import INPUTS, RETURNED
 from flamia_ref.leakage.legal import Bools, LegalPairs
-from flamia_ref.leakage.structure_text import NAMES, documents_of
+from flamia_ref.leakage.sharing.illegal import INPUTS, RETURNED
+from flamia_ref.leakage.sharing.text import NAMES, documents_of
 from flamia_ref.report.heat_map import Cell, HeatMap, Panel, cells
 
 if TYPE_CHECKING:
-    from flamia_ref.leakage.structures import Structure
+    from flamia_ref.leakage.sharing.structures import Structure
 
 MOST_TOKENS = 4096
 """Queries or keys of a pack that is drawn."""

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flamia_ref.leakage.use_structure import UseIllegal
+from flamia_ref.leakage.sharing.uses import UseIllegal
 
 if TYPE_CHECKING:
-    from flamia_ref.leakage.structures import Structure
+    from flamia_ref.leakage.sharing.structures import Structure
 
 SCHEMA = "flamia-ref leak structure"
 SCHEMA_VERSION = 1

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from flamia_ref.attention.product import Use
-from flamia_ref.leakage.coupling import INPUT_OF, Coupling, Sharing, product_of
 from flamia_ref.leakage.legal import QUERY_SIDE
-from flamia_ref.leakage.placement import Placement, Side, Visible
-from flamia_ref.leakage.runs import Runs, Sets, then, union
+from flamia_ref.leakage.sharing.coupling import INPUT_OF, Coupling, Sharing, product_of
+from flamia_ref.leakage.sharing.placement import Placement, Side, Visible
+from flamia_ref.leakage.sharing.runs import Runs, Sets, then, union
 
 
 def side_of(name: str) -> Side:

@@ -1,0 +1,1 @@
+"""What tokens share, from the recipe alone: `structure`, its table and its picture."""
