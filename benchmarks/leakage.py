@@ -1,6 +1,7 @@
 """The leak tools: the hunt's first witness and its perturbations, structure and proof."""
 
 import importlib.util
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,8 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.measure import Result, compare
-from flamia_ref import attention
-from flamia_ref.leakage import hunt, prove, structure
+from flamia_ref import attention, leakage
 
 LEAKY, SAFE = "cudnn-mxfp8", "flamia-mxfp8-folded"
 TOKENS, HEAD_DIM = 64, 64
@@ -58,7 +58,7 @@ def _first_witness(seconds: float) -> Result:
     return compare(
         "leakage",
         f"hunt {LEAKY}, forward, {TOKENS} tokens, to the first witness, shrunk, numpy",
-        lambda: hunt(LEAKY, enough=1, **settings),
+        lambda: leakage.hunt(LEAKY, enough=1, **settings),
         "one forward",
         _call(LEAKY, TOKENS, "forward"),
         seconds=seconds,
@@ -75,7 +75,7 @@ def _perturbations(library: str, passes: str, seconds: float) -> Result:
     def ours() -> object:
         subjects._WORTH_COMPILING = 0 if library == "jax" else 1 << 62
         try:
-            return hunt(SAFE, calls=CALLS, backward=passes != "forward", **settings)
+            return leakage.hunt(SAFE, calls=CALLS, backward=passes != "forward", **settings)
         finally:
             subjects._WORTH_COMPILING = chosen
 
@@ -93,10 +93,11 @@ def _perturbations(library: str, passes: str, seconds: float) -> Result:
 
 
 def _structure(seconds: float) -> Result:
+    shorter = itertools.count()  # another length each time, in case lengths are kept
     return compare(
         "leakage",
         f"structure {SAFE}, {MANY_TOKENS} tokens",
-        lambda: structure(SAFE, lengths=(MANY_TOKENS,)),
+        lambda: leakage.structure(SAFE, lengths=(MANY_TOKENS - next(shorter),)),
         f"np.arange({MANY_TOKENS})",
         lambda: np.arange(MANY_TOKENS),
         seconds=seconds,
@@ -107,7 +108,7 @@ def _prove(tokens: int, seconds: float) -> Result:
     return compare(
         "leakage",
         f"prove {SAFE}, forward and backward, {tokens} tokens",
-        lambda: prove(SAFE, lengths=(tokens,), head_dim=HEAD_DIM),
+        lambda: leakage.prove(SAFE, lengths=(tokens,), head_dim=HEAD_DIM),
         "one forward and backward, numpy",
         _call(SAFE, tokens, "forward and backward"),
         seconds=seconds,

@@ -286,7 +286,7 @@ def _never(a: Bounds, b: Bounds) -> Bools:
 
 
 def _always(a: Bounds, b: Bounds) -> Bools:
-    return (a[0] == a[1]) & (b[0] == b[1]) & (a[0] == b[0]) & (abs(a[0]) < _EXACT)
+    return np.asarray((a[0] == a[1]) & (b[0] == b[1]) & (a[0] == b[0]) & (abs(a[0]) < _EXACT))
 
 
 _RULES: Mapping[str, _Rule] = {

@@ -83,9 +83,14 @@ class Factor(NamedTuple):
                 finite = finite | (x.known & np.isfinite(x.values))
         return cls(x.sources, zero, x.known, finite)
 
+    @classmethod
+    def of_parts(cls, parts: Sequence[Array]) -> Factor:
+        """A factor of its four arrays."""
+        return cls(*parts)
+
     def full(self, shape: Shape) -> Factor:
         """The parts in the full shape."""
-        return Factor(*(np.broadcast_to(part, shape) for part in self))
+        return Factor.of_parts([np.broadcast_to(part, shape) for part in self])
 
 
 def sum_of_products(
@@ -136,9 +141,9 @@ def dot_general(context: Context, equation: Any, operands: Sequence[Flow]) -> Fl
     def laid_out(x: Flow, order: Sequence[int], before: int, after: int) -> Factor:
         """[K, ...batch, ...left, ...right] with `before` and `after` axes of the other side, compact."""
         count, batch = len(left_sum), len(left_batch)
-        parts = []
+        parts: list[Array] = []
         for part in Factor.of(x):
-            moved = part.transpose(order)
+            moved: Array = part.transpose(order)
             summed, rest = moved.shape[:count], moved.shape[count:]
             if count != 1:
                 if any(extent > 1 for extent in summed):
@@ -146,7 +151,7 @@ def dot_general(context: Context, equation: Any, operands: Sequence[Flow]) -> Fl
                 moved = np.broadcast_to(moved, (*summed, *rest))
             at = (-1, *rest[:batch], *(1,) * before, *rest[batch:], *(1,) * after)
             parts.append(moved.reshape(at))
-        return Factor(*parts)
+        return Factor.of_parts(parts)
 
     left = laid_out(a, [*left_sum, *left_batch, *left_free], 0, len(right_free))
     right = laid_out(b, [*right_sum, *right_batch, *right_free], len(left_free), 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,13 +31,13 @@ def decided(
     rule = _RULES.get(name)
     if rule is None:
         return
-    known: Bools = np.ones((), dtype=np.bool_)
-    for x in operands:
-        known = known & x.known
-    if known.all():
-        return
-    shape = np.broadcast_shapes(*(x.shape for x in operands))
+    known: Bools | None = None
+    shape = operands[0].shape
     for flags, value, assumption in rule(operands, dtype):
+        if not flags.any():
+            continue
+        if known is None:
+            known = functools.reduce(operator.and_, (x.known for x in operands))
         alone = flags & ~known
         if not alone.any() or (assumption is not None and context.strict):
             continue
@@ -50,8 +52,9 @@ def _absorbing(value: Callable[[Any], Any]) -> _Rule:
     def rule(operands: Sequence[Flow], dtype: Any) -> Iterator[tuple[Bools, Any, None]]:
         end = value(dtype)
         if end is not None:
-            flags = [x.where_known(end) for x in operands]
-            yield np.logical_or.reduce(np.broadcast_arrays(*flags)), end, None
+            for x in operands:
+                if x.values is not None:
+                    yield x.where_known(end), end, None
 
     return rule
 
@@ -73,11 +76,8 @@ def _product(
     operands: Sequence[Flow], dtype: Any
 ) -> Iterator[tuple[Bools, Any, Assumption | None]]:
     a, b = operands
-    if not is_float(dtype):
-        yield a.where_known(0) | b.where_known(0), 0, None
-    else:
-        zeros = a.where_known(0) | b.where_known(0)
-        yield zeros, 0, Assumption.ZERO_TIMES_FINITE
+    zeros = a.where_known(0) | b.where_known(0)
+    yield zeros, 0, Assumption.ZERO_TIMES_FINITE if is_float(dtype) else None
 
 
 def _quotient(operands: Sequence[Flow], dtype: Any) -> Iterator[tuple[Bools, Any, Assumption]]:
@@ -110,7 +110,7 @@ def _sum(second: int) -> _Rule:
         for x, sign in zip(operands, (1, second), strict=True):
             if x.values is None:
                 continue
-            if np.isinf(np.array(np.inf).astype(dtype)):
+            if _has_infinity(dtype):
                 for end in (np.inf, -np.inf):
                     yield x.where_known(end), sign * end, Assumption.INFINITY_PLUS_FINITE
             if np.dtype(dtype) in _WIDE:
@@ -126,12 +126,7 @@ def _compared(above: bool, below: bool) -> _Rule:
     """A comparison whose result is `above` where the first operand is beyond the second, else `below`."""
 
     def rule(operands: Sequence[Flow], dtype: Any) -> Iterator[tuple[Bools, Any, Assumption]]:
-        kind = operands[0].dtype
-        if (
-            not is_float(kind)
-            or np.dtype(kind).kind == "c"
-            or not np.isinf(np.array(np.inf).astype(kind))
-        ):
+        if not _has_infinity(operands[0].dtype):
             return
         for x, first in zip(operands, (True, False), strict=True):
             for end in (np.inf, -np.inf):
@@ -142,8 +137,17 @@ def _compared(above: bool, below: bool) -> _Rule:
     return rule
 
 
+@functools.cache
+def _has_infinity(dtype: Any) -> bool:
+    """Whether a dtype holds real floats and an infinity."""
+    if not is_float(dtype) or np.dtype(dtype).kind == "c":
+        return False
+    return bool(np.isinf(np.array(np.inf).astype(dtype)))
+
+
+_info: Any = ml_dtypes.finfo
 _WIDE = {
-    np.dtype(dtype): ml_dtypes.finfo(dtype).max / np.array(2, dtype)
+    np.dtype(dtype): _info(dtype).max / np.array(2, dtype)
     for dtype in (np.float32, np.float64, ml_dtypes.bfloat16)
 }
 

@@ -47,9 +47,9 @@ def _plain(
     if all(x.values is None for x in operands):
         return unknown(shape, dtype, union(context, operands))
     if all(x.all_known for x in operands):
-        values, sure = evaluate(equation, [x.compact_values() for x in operands], dtype)
+        found, sure = evaluate(equation, [x.compact_values() for x in operands], dtype)
         if sure is None or sure.all():
-            return Flow(shape, dtype, known_ids(len(shape)), values)
+            return Flow(shape, dtype, known_ids(len(shape)), found)
     known = all_of(x.known for x in operands)
     values: Array | None = None
     ids = np.maximum(union(context, operands), EMPTY)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from flamia_ref.leakage.flow.value import (
     Array,
     Bools,
     contiguous,
+    integer_info,
     is_float,
     is_integer,
     is_narrow,
@@ -71,8 +71,8 @@ def by_jax(equation: Any, values: Sequence[Array], dtype: Any) -> Array:
     with jax.enable_x64(True):
         given = [jax.numpy.asarray(x.reshape(-1)[places]) for x in arrays]
         found = np.asarray(equation.primitive.bind(*given, **equation.params))
-    return cast(
-        Array, found[: len(first)][inverse.reshape(-1)].reshape(arrays[0].shape).astype(dtype)
+    return np.asarray(
+        found[: len(first)][inverse.reshape(-1)].reshape(arrays[0].shape).astype(dtype)
     )
 
 
@@ -85,12 +85,12 @@ def _convert(parameters: Mapping[str, Any], x: Array) -> Array:
     if is_integer(target) and is_float(x.dtype) and x.dtype.kind != "c":
         # XLA: toward zero, NaN to 0, and what is out of range to the nearest end.
         wide = np.trunc(x.astype(np.float64))
-        limits = ml_dtypes.iinfo(target)
+        limits = integer_info(target)
         inside = (wide >= limits.min) & (wide < float(limits.max) + 1)
         exact = np.where(inside, wide, 0).astype(target)
         ends = np.where(wide > 0, np.array(limits.max, target), np.array(limits.min, target))
-        return cast(
-            Array, np.where(inside, exact, np.where(np.isnan(wide), np.zeros((), target), ends))
+        return np.asarray(
+            np.where(inside, exact, np.where(np.isnan(wide), np.zeros((), target), ends))
         )
     return x.astype(target)
 
@@ -102,8 +102,8 @@ def _shift(function: _Numpy) -> Callable[[Array, Array], Array]:
         inside = amount < width
         unsigned = x.dtype.kind == "u" or function is np.left_shift
         last = np.zeros_like(x) if unsigned else np.where(x < 0, -1, 0).astype(x.dtype)
-        return cast(
-            Array, np.where(inside, function(x, np.where(inside, amount, 0).astype(x.dtype)), last)
+        return np.asarray(
+            np.where(inside, function(x, np.where(inside, amount, 0).astype(x.dtype)), last)
         )
 
     return shifted
@@ -122,7 +122,7 @@ def _arithmetic_shift(x: Array, places: Array) -> Array:
 
 def _divide(a: Array, b: Array) -> Array:
     if not is_integer(a.dtype):
-        return cast(Array, a / b)
+        return np.asarray(a / b)
     zero = b == 0
     low = np.array(-1).astype(a.dtype)
     # The least integer over -1 stays itself; numpy would warn.
@@ -131,7 +131,7 @@ def _divide(a: Array, b: Array) -> Array:
     quotient = a // safe
     if a.dtype.kind == "i":  # toward zero
         quotient = quotient + ((quotient < 0) & (quotient * safe != a)).astype(a.dtype)
-    return cast(Array, np.where(zero, low, quotient))
+    return np.asarray(np.where(zero, low, quotient))
 
 
 def _remainder(a: Array, b: Array) -> Array:
@@ -139,15 +139,15 @@ def _remainder(a: Array, b: Array) -> Array:
         return np.fmod(a, b)
     wraps = b == np.array(-1).astype(a.dtype) if a.dtype.kind == "i" else np.False_
     one = np.ones((), a.dtype)
-    return cast(Array, np.where(b == 0, a, np.fmod(a, np.where((b == 0) | wraps, one, b))))
+    return np.asarray(np.where(b == 0, a, np.fmod(a, np.where((b == 0) | wraps, one, b))))
 
 
 def _round(parameters: Mapping[str, Any], x: Array) -> Array:
     if int(parameters["rounding_method"]) == 1:
-        return cast(Array, np.rint(x))
+        return np.asarray(np.rint(x))
     whole = np.trunc(x)
     away = abs(x - whole) >= 0.5  # exact
-    return cast(Array, np.where(away, whole + np.copysign(x.dtype.type(1), x), whole))
+    return np.asarray(np.where(away, whole + np.copysign(x.dtype.type(1), x), whole))
 
 
 def _leading_zeros(x: Array) -> Array:

@@ -34,10 +34,10 @@ Fields = tuple[Field, ...]
 def refined(context: Context, equation: Any, operands: Sequence[Flow], result: Flow) -> Flow:
     """`result` of an elementwise equation, an integer, with its fields and no more sources than they have."""
     rule = _RULES.get(equation.primitive.name)
-    if rule is None or result.values is not None and result.all_known or 0 in result.shape:
-        return result
-    if not any(x.fields or x.bounds or x.values is not None for x in operands):
+    if rule is None or not any(x.fields or x.bounds or x.values is not None for x in operands):
         return result  # nothing is told of any bit
+    if 0 in result.shape or result.all_known:
+        return result
     if any(not is_integer(x.dtype) or is_narrow(x.dtype) for x in (*operands, result)):
         return result
     return rule(context, equation, operands, result)
@@ -48,7 +48,7 @@ def mask_of(x: Flow) -> int:
     if x.fields is not None:
         return sum(field.mask for field in x.fields)
     info = integer_info(x.dtype)
-    whole = (1 << info.bits) - 1
+    whole = int((1 << info.bits) - 1)
     if x.ids.size and x.all_known:
         return int(np.bitwise_or.reduce(x.compact_values(), axis=None)) & whole
     if x.bounds is None or (x.bounds[0] < 0).any() or (x.bounds[1] > 2.0**52).any():

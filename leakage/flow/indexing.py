@@ -41,7 +41,7 @@ def gather(context: Context, equation: Any, operands: Sequence[Flow]) -> Flow:
         return empty(shape, x.dtype)
     x = alike(x)
     batch = _batch_axes(shape, rules.offset_dims)
-    sure: Bools = np.broadcast_to(indices.known, indices.shape).all(axis=-1)
+    sure: Bools = np.asarray(np.broadcast_to(indices.known, indices.shape).all(axis=-1))
     somewhere: Flow | None = None
     if not sure.all():
         somewhere = _gathered_somewhere(context, x, indices, rules, sizes, shape)
@@ -144,7 +144,7 @@ class _Offsets:
             offset = offset + at * stride
             stride *= part.shape[axis]
         offset = np.broadcast_to(offset, (*batch, *windows))
-        found = part.reshape(-1)[offset]
+        found: Array = part.reshape(-1)[offset]
         if not self.inside.all():
             flags = self.inside.reshape(*batch, *(1,) * len(windows))
             found = np.where(flags, found, np.asarray(fill).astype(part.dtype))

@@ -49,7 +49,7 @@ PROGRAMS: Mapping[str, ProgramRule] = {
     **manual.RULES,
     "pallas_call": kernels.pallas_call,
 }
-"""The rule of each primitive that holds programs, or depends on where it runs. None stands for what cannot be followed."""
+"""The rule of each primitive that holds programs or depends on where it runs; None is what it cannot follow."""
 
 _CALLS = frozenset(
     [

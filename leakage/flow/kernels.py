@@ -1,4 +1,4 @@
-"""`pallas_call`: its kernel as the plain program that Pallas's own interpreter makes of it, block by block of the grid."""
+"""`pallas_call`: its kernel as the plain program that Pallas's interpreter makes of it, block by block of the grid."""
 
 from __future__ import annotations
 
@@ -38,10 +38,8 @@ def _program(equation: Any) -> Any:
         from jax._src.pallas.hlo_interpreter import pallas_call_hlo_interpret
 
         parameters = {key: value for key, value in equation.params.items() if key != "interpret"}
-        avals = [
-            jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype)
-            for variable in equation.invars
-        ]
+        shaped: Any = jax.ShapeDtypeStruct
+        avals = [shaped(variable.aval.shape, variable.aval.dtype) for variable in equation.invars]
         return jax.make_jaxpr(lambda *xs: pallas_call_hlo_interpret(*xs, **parameters))(*avals)
     except _REFUSALS:
         return None

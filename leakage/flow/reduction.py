@@ -66,7 +66,7 @@ def _reduced(
         return made(
             shape, dtype, np.broadcast_to(np.int32(KNOWN), shape), _of_nothing(name, shape, dtype)
         )
-    sure: Bools = x.known.all(axis=axes)
+    sure: Bools = np.asarray(x.known.all(axis=axes))
     decided = _deciding(name, x, axes)
     if decided is not None:
         sure = sure | decided
@@ -98,8 +98,7 @@ def _deciding(name: str, x: Flow, axes: tuple[int, ...]) -> Bools | None:
     """Where one known element decides an "and" or an "or" of booleans."""
     if not is_bool(x.dtype) or name not in ("reduce_and", "reduce_or", "reduce_max", "reduce_min"):
         return None
-    found: Bools = x.where_known(name in ("reduce_or", "reduce_max")).any(axis=axes)
-    return found
+    return np.asarray(x.where_known(name in ("reduce_or", "reduce_max")).any(axis=axes))
 
 
 def _values(
@@ -164,7 +163,7 @@ def running(context: Context, equation: Any, operands: Sequence[Flow]) -> Flow:
 
 
 def sort(context: Context, equation: Any, operands: Sequence[Flow]) -> list[Flow]:
-    """`sort`: a sorted key sees its own elements along the axis and those of the keys before it; others see all keys."""
+    """`sort`: a key sees its elements along the axis and those of the keys before it; what is no key sees all keys."""
     axis, keys = equation.params["dimension"], equation.params["num_keys"]
     if all(x.all_known for x in operands):
         found = _evaluated(equation, operands)
@@ -200,7 +199,7 @@ def _evaluated(equation: Any, operands: Sequence[Flow]) -> list[NDArray[Any]]:
 
 
 def general(context: Context, equation: Any, operands: Sequence[Flow]) -> list[Flow]:
-    """`reduce`, by a function of a program's own: every result sees all operands along the axes, and what they start with."""
+    """`reduce`, by a program's own function: results see all operands along the axes, and what these start with."""
     axes = tuple(int(axis) for axis in equation.params["dimensions"])
     count = len(operands) // 2
     ids: Ids = np.zeros((1,) * operands[0].ndim, dtype=np.int32)

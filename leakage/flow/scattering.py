@@ -111,7 +111,7 @@ def _targets(
     limits = np.array(full) - sizes
     if "CLIP" in mode:
         starts = np.clip(starts, 0, limits)
-    inside = ((starts >= 0) & (starts <= limits)).all(axis=-1)
+    inside: Bools = np.asarray(((starts >= 0) & (starts <= limits)).all(axis=-1))
     others = [axis for axis in range(len(updates)) if axis not in window_dims]
     place_in_updates = np.indices(updates)
     at = tuple(place_in_updates[axis] for axis in others)

@@ -86,7 +86,8 @@ class Sets:
             which = np.flatnonzero(present)
             place = np.zeros(len(present), dtype=np.int32)
             place[which] = self._unions(left[which // len(right)], right[which % len(right)])
-            return place[pairs]
+            found: Ids = place[pairs]
+            return found
         which, inverse = np.unique(pairs, return_inverse=True)
         found = self._unions(left[which // len(right)], right[which % len(right)])
         return found[inverse].reshape(pairs.shape)

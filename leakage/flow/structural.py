@@ -15,6 +15,7 @@ from flamia_ref.leakage.flow.value import (
     KNOWN,
     Array,
     Bools,
+    Field,
     Flow,
     Shape,
     contiguous,
@@ -40,7 +41,7 @@ def broadcast_in_dim(context: Context, equation: Any, operands: Sequence[Flow]) 
 
 
 def reshape(context: Context, equation: Any, operands: Sequence[Flow]) -> Flow:
-    """`reshape`: a group of axes that become one, or one that becomes several, keeps length 1 if all are alike in it."""
+    """`reshape`: axes that become one, or one that becomes several, keep length 1 if all are alike in them."""
     return reshaped(operands[0], _out(equation))
 
 
@@ -172,7 +173,7 @@ def joined(parts: Sequence[Flow], axis: int, shape: Shape) -> Flow:
     if masks[0] is not None and all(one == masks[0] for one in masks):
         words = [[field.word for field in x.fields or ()] for x in parts]
         kept = tuple(
-            fields.Field(mask, joined(list(of_mask), axis, shape))
+            Field(mask, joined(list(of_mask), axis, shape))
             for mask, of_mask in zip(masks[0], zip(*words, strict=True), strict=True)
         )
     return Flow(shape, first.dtype, ids, values, ends, kept)
@@ -279,7 +280,7 @@ def bitcast(context: Context, equation: Any, operands: Sequence[Flow]) -> Flow:
     values = None if x.values is None else _by_jax(equation, x.full_values(), dtype)
     if len(shape) > x.ndim:
         return made(shape, dtype, x.ids[..., None], values)
-    sure: Bools = np.broadcast_to(x.known, x.shape).all(axis=-1)
+    sure: Bools = np.asarray(np.broadcast_to(x.known, x.shape).all(axis=-1))
     ids = np.maximum(context.sets.union_over(x.sources, [x.ndim - 1])[..., 0], EMPTY)
     return made(shape, dtype, np.where(sure, np.int32(KNOWN), ids), values)
 

@@ -126,7 +126,7 @@ def _none_unknown(
 ) -> Bools:
     """Lanes in which all that is not surely 0 is known."""
     (a, _), (b, _) = sides
-    found: Bools = (dead | (a.known & b.known)).all(axis=0)
+    found: Bools = np.asarray((dead | (a.known & b.known)).all(axis=0))
     if scales and scales[0][0].shape[0] and found.any():
         blocks = _whole_blocks(dead, length, block)
         found = found & (blocks | (scales[0][0].known & scales[1][0].known)).all(axis=0)

@@ -85,7 +85,8 @@ class Flow:
         """Where an element is known to be `value`."""
         if self.values is None:
             return np.zeros((1,) * self.ndim, dtype=np.bool_)
-        return self.known & (self.values == np.asarray(value).astype(self.dtype))
+        found: Bools = self.known & (self.values == np.asarray(value).astype(self.dtype))
+        return found
 
     def moved(self, shape: Shape, move: Callable[[Array], Array]) -> Flow:
         """An array of `shape` whose elements are some of these: `move` takes each compact array of this to its own."""
@@ -217,7 +218,8 @@ def elements(flags: Bools, shape: Shape) -> int:
 @functools.cache
 def integer_info(dtype: Any) -> Any:
     """The least and the greatest integer of a dtype and its `bits`."""
-    return ml_dtypes.iinfo(dtype)
+    read: Any = ml_dtypes.iinfo
+    return read(dtype)
 
 
 @functools.cache

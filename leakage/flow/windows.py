@@ -143,7 +143,7 @@ def convolution(context: Context, equation: Any, operands: Sequence[Flow]) -> Fl
             at = np.ix_(*place)
             lanes = (*batch.shape, *ones)
             first = batch.reshape(lanes), (group * inputs + channel).reshape(1, -1, *ones)
-            for target, one, outside in zip(left, a, (EMPTY, True, True, False), strict=True):
+            for target, one, outside in zip(left, a, (EMPTY, True, True, True), strict=True):
                 target.append(np.where(inside, one[(*first, *at)], outside))
             for target, one in zip(right, b, strict=True):
                 target.append(one[(slice(None), channel, *offset)].reshape(1, features, *ones))
@@ -151,8 +151,8 @@ def convolution(context: Context, equation: Any, operands: Sequence[Flow]) -> Fl
     if not left[0]:
         zero = np.zeros((1,) * len(shape), dtype=out.dtype)
         return made(shape, out.dtype, np.full((1,) * len(shape), KNOWN, np.int32), zero)
-    sides = [Factor(*(np.stack(one) for one in side)) for side in (left, right)]
-    found = sum_of_products(context, *sides, len(left[0]), lanes_shape, out.dtype)
+    first_side, second_side = (Factor.of_parts([np.stack(x) for x in y]) for y in (left, right))
+    found = sum_of_products(context, first_side, second_side, len(left[0]), lanes_shape, out.dtype)
     back = [list(numbers.out_spec).index(axis) for axis in range(len(shape))]
     return found.moved(shape, lambda part: part.transpose(back))
 

@@ -1,6 +1,7 @@
 """examples/leakage: what its kernels compute, where they leak, and what the program that runs them writes."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -77,6 +78,35 @@ def test_the_reference_computes_what_the_recipe_of_the_kernels_does() -> None:
     assert off(found["dv"], second.dv) < 1e-3
     assert off(found["dq"], second.dq) < 0.02
     assert off(found["dk"], second.dk) < 0.02
+
+
+def two_scores(tokens: int, last: float, v_token: int, dout_token: int):
+    """Every key has the score 0 but the last, which has `last`: 8 bits of it, as two values of 4."""
+    q, k, v, dout = (np.zeros((tokens, 1, 32), BF16) for _ in range(4))
+    q[:, 0, :2] = 1
+    k[-1, 0, :2] = np.floor(last), last - np.floor(last)
+    v[v_token], dout[dout_token] = 1, 1
+    settings = {"cu_seqlens": [0, tokens], "causal": True, "softmax_scale": 1}
+    found = kernels.cudnn_mxfp8_reference(q, k, v, dout=dout, **settings)
+    return {name: values(x)[..., 0] for name, x in found.items()}
+
+
+def test_the_fixed_scales_of_p_in_the_reference() -> None:
+    """P times 16 in the forward, times 256 in the backward: what is below 2^-10 then is 0, half of e4m3's smallest."""
+    assert 16 * math.exp(-9.75) < 2.0**-10 < 16 * math.exp(-9.625)
+    assert two_scores(2, 9.75, 0, 1)["out"][1] == 0
+    assert two_scores(2, 9.625, 0, 1)["out"][1] == pytest.approx(2.0**-9 / 16, rel=2.0**-8)
+    assert 256 * math.exp(-12.5) < 2.0**-10 < 256 * math.exp(-12.375)
+    assert two_scores(2, 12.5, 0, 1)["dv"][0] == 0
+    assert two_scores(2, 12.375, 0, 1)["dv"][0] == pytest.approx(2.0**-9 / 256, rel=2.0**-8)
+
+
+def test_the_threshold_of_the_reference_is_of_natural_scores_and_lets_p_saturate() -> None:
+    """A second tile whose maximum is larger by no more than 4 keeps the base: 16 P = 16 e^3.5 = 530 becomes 448."""
+    kept = two_scores(129, 3.5, 128, 0)["out"][128]
+    assert kept == pytest.approx((448 / 16) / (128 + math.exp(3.5)), rel=2.0**-8)
+    replaced = two_scores(129, 4.5, 128, 0)["out"][128]
+    assert replaced == pytest.approx(1 / (1 + 128 * math.exp(-4.5)), rel=2.0**-8)
 
 
 @pytest.mark.parametrize(

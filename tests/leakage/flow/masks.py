@@ -44,7 +44,7 @@ def dependencies(
     strict: bool = False,
     rules: Any = RULES,
 ) -> tuple[list[list[Array]], Context]:
-    """For each result and each operand which of its tokens depend on which [tokens, tokens]; tokens are an axis of each."""
+    """For each result and operand which tokens depend on which [tokens, tokens]; tokens are an axis of each."""
     axes = axes or [0] * len(shapes)
     program = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes))
     counts = [shape[axis] for shape, axis in zip(shapes, axes, strict=True)]

@@ -1,4 +1,4 @@
-"""Faults put into the interpreter are noticed: what it forgets, changing elements shows; what it adds, the legal set."""
+"""Faults put into the interpreter are noticed: what it forgets by changing elements, what it adds by the legal set."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
