@@ -18,6 +18,12 @@ SCHEMA_VERSION = 1
 
 _MOST_LINES = 12
 
+_MORE = {
+    "huge_plus_moderate": "scores far from a huge mask value",
+    "zero_over_nonzero": "divisors other than 0",
+}
+"""What assumptions say beyond finite values; the verdict itself has to say it."""
+
 
 class Proof(StrEnum):
     """What an analysis shows."""
@@ -210,7 +216,9 @@ def _subject(certificate: Certificate) -> str:
 
 
 def _verdict(certificate: Certificate) -> str:
-    values = "any input, NaN and infinity among them" if certificate.strict else "finite values"
+    values = "any input, NaN and infinity among them"
+    if not certificate.strict:
+        values = ", ".join(["finite values", *(_MORE[x] for x in certificate.assumptions if x in _MORE)])
     if certificate.verdict is Proof.PROVED:
         exactly = "exactly the legal tokens" if certificate.exact else "legal tokens only"
         return f"PROVED, for {values}: every output depends on {exactly}"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from flamia_ref import kernels
-from flamia_ref._errors import shown
+from flamia_ref._errors import line, shown
 from flamia_ref.attention import Recipe
 from flamia_ref.attention.inputs import chosen_recipe
 from flamia_ref.attention.protection import documents_of
@@ -111,7 +111,7 @@ def prove(
 def _certificate(
     subject: dict[str, Any], program: Program, shapes: Shapes, strict: bool, report: Progress
 ) -> Certificate:
-    from flamia_ref.leakage.flow.context import Context
+    from flamia_ref.leakage.flow.context import Context, Refused
     from flamia_ref.leakage.flow.interpreter import Interpreter
     from flamia_ref.leakage.flow.sets import Sets
     from flamia_ref.leakage.flow.value import unknown
@@ -129,7 +129,10 @@ def _certificate(
     for variable in program.program.jaxpr.invars[len(operands) :]:  # sinks, of no source
         nothing = np.zeros((1,) * len(variable.aval.shape), dtype=np.int32)
         operands.append(unknown(variable.aval.shape, variable.aval.dtype, nothing))
-    results = Interpreter(context).run(program.program, operands)
+    try:
+        results = Interpreter(context).run(program.program, operands)
+    except Refused as error:
+        raise ValueError(f"{next(iter(subject.values()))} cannot be analysed: {line(str(error))}") from error
 
     report(2, 3, "comparing with what is legal")
     legal = LegalPairs(shapes.mask)

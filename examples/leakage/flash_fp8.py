@@ -17,7 +17,8 @@ from flamia_ref.formats import decode, encode
 
 ROWS = 64
 PER_LARGEST = np.float32(1 / 448)
-SMALLEST = np.float32(2.0**-100)  # what is below it has the scale 1, so that no scale is subnormal
+# Of a largest magnitude, so that no scale is 0 or a subnormal.
+SMALLEST = np.float32(2.0**-100)
 P_FACTOR = np.float32(256)
 
 
@@ -94,7 +95,7 @@ def _scaled(x, axes):
     """The e4m3 values of x over one scale for all of `axes`, and that scale."""
     xp = namespace(x)
     largest = abs(x).max(axis=axes, keepdims=True)
-    scale = xp.where(largest >= SMALLEST, largest * PER_LARGEST, np.float32(1))
+    scale = xp.maximum(largest, SMALLEST) * PER_LARGEST
     return _e4m3(x / scale), scale
 
 

@@ -8,7 +8,7 @@ Forward only, one kernel that quantizes too. Q and K are e4m3 with a float32 sca
   the token or has P = 0 by select, so nothing reaches it that it may not know.
 
 `flash_fp8.py` is the same in numpy and JAX. Imports torch and Triton; on a machine without a GPU it runs in Triton's
-interpreter (TRITON_INTERPRET=1, slowly).
+interpreter (TRITON_INTERPRET=1), slowly and with larger errors: that of Triton 3.8 rounds 125 to 64 in e4m3, not to 128.
 """
 
 import numpy as np
@@ -18,9 +18,8 @@ import triton.language as tl
 
 ROWS = 64
 PER_LARGEST = tl.constexpr(1 / 448)
-SMALLEST = tl.constexpr(
-    2.0**-100
-)  # what is below it has the scale 1, so that no scale is subnormal
+# Of a largest magnitude, so that no scale is 0 or a subnormal.
+SMALLEST = tl.constexpr(2.0**-100)
 
 
 @triton.jit
@@ -51,7 +50,7 @@ def _forward(
     of_rows = ((start + row)[:, None] * HEADS + head) * CHANNELS + channel[None, :]
     q_tile = tl.load(q + of_rows, mask=inside[:, None], other=0.0).to(tl.float32)
     q_most = tl.max(tl.abs(q_tile), 1)
-    q_scale = tl.where(q_most >= SMALLEST, q_most * PER_LARGEST, 1.0)
+    q_scale = tl.maximum(q_most, SMALLEST) * PER_LARGEST
     q_codes = (q_tile / q_scale[:, None]).to(tl.float8e4nv)
 
     base = tl.full([ROWS], float("-inf"), tl.float32)
@@ -69,7 +68,7 @@ def _forward(
         of_keys += channel[None, :]
         k_tile = tl.load(k + of_keys, mask=there[:, None], other=0.0).to(tl.float32)
         k_most = tl.max(tl.abs(k_tile), 1)
-        k_scale = tl.where(k_most >= SMALLEST, k_most * PER_LARGEST, 1.0)
+        k_scale = tl.maximum(k_most, SMALLEST) * PER_LARGEST
         k_codes = (k_tile / k_scale[:, None]).to(tl.float8e4nv)
         s = tl.dot(q_codes, tl.trans(k_codes)) * q_scale[:, None] * k_scale[None, :]
         seen = inside[:, None] & there[None, :]
@@ -84,16 +83,16 @@ def _forward(
         v_tile = tl.load(v + of_keys, mask=there[:, None], other=0.0).to(tl.float32)
         if FOLDED:
             v_most = tl.max(tl.abs(v_tile), 1)
-            v_scale = tl.where(v_most >= SMALLEST, v_most * PER_LARGEST, 1.0)
+            v_scale = tl.maximum(v_most, SMALLEST) * PER_LARGEST
             v_codes = (v_tile / v_scale[:, None]).to(tl.float8e4nv)
             p = tl.where(seen, p * v_scale[None, :], 0.0)
             p_most = tl.max(p, 1)
-            p_scale = tl.where(p_most >= SMALLEST, p_most * PER_LARGEST, 1.0)
+            p_scale = tl.maximum(p_most, SMALLEST) * PER_LARGEST
             p_codes = (p / p_scale[:, None]).to(tl.float8e4nv)
             o = o * rescale[:, None] + tl.dot(p_codes, v_codes) * p_scale[:, None]
         else:
             tile_most = tl.max(tl.max(tl.abs(v_tile), 1), 0)
-            tile_scale = tl.where(tile_most >= SMALLEST, tile_most * PER_LARGEST, 1.0)
+            tile_scale = tl.maximum(tile_most, SMALLEST) * PER_LARGEST
             v_codes = (v_tile / tile_scale).to(tl.float8e4nv)
             p_codes = (p * 256.0).to(tl.float8e4nv)
             o = o * rescale[:, None] + tl.dot(p_codes, v_codes) * (tile_scale / 256.0)

@@ -9,7 +9,7 @@ on the order in which a compiler or a device evaluates it.
 | primitives | rule | module |
 |---|---|---|
 | elementwise | union of the operands, of the same element | `elementwise` |
-| products, `and`, `or`, quotients, sums, comparisons | what known operands decide alone: 0 x, infinity + x | `deciding` |
+| products, `and`, `or`, sums, comparisons | what known operands decide alone: 0 x, infinity + x | `deciding` |
 | `select_n` | the case that a known predicate names; else all cases and the predicate | `elementwise` |
 | reshape, transpose, slice, concatenate, pad, bitcast | elements move; parts of a number see all of it | `structural` |
 | integers that share no bit, put together | bit fields: a code that is unpacked sees itself alone | `fields` |
@@ -28,9 +28,9 @@ on the order in which a compiler or a device evaluates it.
 **Assumed**, unless `Context.strict`, and counted in elements: `context.Assumption`. The sign of a zero is not looked
 at.
 
-**Over-approximated**: values that cancel (x - x), saturate or do not reach a comparison; scatters and updates at unknown
-places; loops of unknown length; sums of known floats of several roundings, and random numbers of a known key, which are
-of no source but not known.
+**Over-approximated**: values that cancel (x - x), saturate or do not reach a comparison; scatters and updates at
+unknown places; loops of unknown length; sums of known floats of several roundings, and random numbers of a known key,
+which are of no source but not known.
 
 **Bounds**: with `Context.fine`, what numbers lie between is followed too (`bounds`), so that a maximum, a clip or a
 comparison of small integers may be decided. Integer arithmetic that aligns exponents needs it; it costs time.

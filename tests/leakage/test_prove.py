@@ -285,8 +285,12 @@ def test_functions_that_cannot_be_read_are_refused():
     def of_other_names(q, k, v):
         return {"o": q}
 
+    def of_a_callback(q, k, v):
+        return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(q.shape, q.dtype), q)
+
     for kernel, message in (
         (of_numpy, "cannot be traced"),
+        (of_a_callback, "pure_callback"),
         (of_another_shape, "shape"),
         (of_other_names, "returns none of"),
     ):

@@ -32,7 +32,7 @@ def kept(path: Path) -> NotebookNode:
 
 
 def test_there_are_notebooks() -> None:
-    assert [path.name for path in NOTEBOOKS] == ["03_accumulation.ipynb"]
+    assert [path.name for path in NOTEBOOKS] == ["03_accumulation.ipynb", "05_leakage.ipynb"]
 
 
 # The client of the kernel leaves the closing of its sockets to the garbage collector.
@@ -64,7 +64,7 @@ def test_pictures_in_documents_are_those_of_the_notebooks() -> None:
     drawn = dict(
         picture for path in NOTEBOOKS for picture in execute.drawn(kept(path)) if picture[0]
     )
-    assert set(drawn) == {"accumulation-error.png", "accumulation-bias.png"}
+    assert set(drawn) == {"accumulation-error.png", "accumulation-bias.png", "leakage-proof.png"}
     for name, png in drawn.items():
         assert (execute.PICTURES / name).read_bytes() == png
 

@@ -171,8 +171,6 @@ DAILY = (
     "sm100.tcgen05.mxf4-e2m1-e2m1-e8m0-32",
     "sm100.tcgen05.mxf4nvf4-e2m1-e2m1-ue4m3-16",
     "sm100.tcgen05.f16-bf16-bf16",
-    "sm90.wgmma.fp8.f16out-e5m2-e4m3",
-    "sm120.mma.f8f6f4-e2m1-e2m1",
     "exact-e4m3-e5m2-ue4m3-16",
     "float32-bf16-fp16",
 )
