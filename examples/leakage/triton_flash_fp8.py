@@ -8,7 +8,7 @@ Forward only, one kernel that quantizes too. Q and K are e4m3 with a float32 sca
   the token or has P = 0 by select, so nothing reaches it that it may not know.
 
 `flash_fp8.py` is the same in numpy and JAX. Imports torch and Triton; on a machine without a GPU it runs in Triton's
-interpreter (TRITON_INTERPRET=1), slowly and with larger errors: that of Triton 3.8 rounds 125 to 64 in e4m3, not to 128.
+interpreter (TRITON_INTERPRET=1), slowly and less exactly: that of Triton 3.8 rounds 125 to 64 in e4m3, not to 128.
 """
 
 import numpy as np

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flamia_ref.leakage.flow.structural import joined, reshaped, sliced, with_axis
-from flamia_ref.leakage.flow.value import Flow, known
+from flamia_ref.leakage.flow.value import Flow, known, unknown
 
 if TYPE_CHECKING:
     from flamia_ref.leakage.flow.interpreter import Interpreter
@@ -100,12 +100,25 @@ def _alone(rule: Callable[[Any, Sequence[Flow]], list[Flow]]) -> Callable[..., l
         parameters = equation.params
         names = parameters.get("axes", parameters.get("axis_name"))
         names = names if isinstance(names, (tuple, frozenset)) else (names,)
+        if names and all(isinstance(name, int) for name in names):
+            return _over_axes(machine, sorted(names), operands)
         for name in names:
             if not isinstance(name, str) or machine.axes.get(name, (0, 2))[1] != 1:
                 raise Exchange(equation.primitive.name)
         return rule(equation, operands)
 
     return on_one
+
+
+def _over_axes(machine: Interpreter, axes: Sequence[int], operands: Sequence[Flow]) -> list[Flow]:
+    """A collective over axes of arrays, which `vmap` makes of named ones: all along them together, and they go."""
+    results = []
+    for x in operands:
+        ids = machine.context.sets.union_over(x.sources, axes)
+        kept = [axis for axis in range(x.ndim) if axis not in axes]
+        shape = tuple(x.shape[axis] for axis in kept)
+        results.append(unknown(shape, x.dtype, ids.reshape([ids.shape[axis] for axis in kept])))
+    return results
 
 
 def _same(equation: Any, operands: Sequence[Flow]) -> list[Flow]:
@@ -134,16 +147,19 @@ def varied(machine: Interpreter, equation: Any, operands: list[Flow]) -> list[Fl
     return operands
 
 
+def exchanged(machine: Interpreter, equation: Any, operands: list[Flow]) -> list[Flow]:
+    """Collectives that have no rule, of one device neither."""
+    raise Exchange(equation.primitive.name)
+
+
 RULES: Mapping[str, Callable[[Interpreter, Any, list[Flow]], list[Flow] | None]] = {
     "shard_map": shard_map,
     "axis_index": axis_index,
     **dict.fromkeys(["psum", "pmax", "pmin", "psum_invariant"], _alone(_same)),
     **dict.fromkeys(["all_gather", "all_gather_invariant"], _alone(_gathered)),
-    "reduce_scatter": _alone(_reshaped),
+    # Of one device: an axis of length 1 that comes, goes or moves.
+    **dict.fromkeys(["reduce_scatter", "all_to_all"], _alone(_reshaped)),
     "ppermute": _alone(_permuted),
     **dict.fromkeys(["pvary", "vary_unreduced_cast", "pcast"], varied),
-    # Of more devices, or of rules not written down here.
-    **dict.fromkeys(
-        ["all_to_all", "pbroadcast", "ragged_all_to_all", "psend", "precv"], _alone(_same)
-    ),
+    **dict.fromkeys(["pbroadcast", "ragged_all_to_all", "psend", "precv"], exchanged),
 }

@@ -119,6 +119,8 @@ def test_the_reports_of_kernels() -> None:
         assert {one["kernel"] for one in found["kernels"]} <= set(KERNELS)
         for one in found["kernels"]:
             leaky = "leaky" in one["kernel"] or one["kernel"] == "cudnn_mxfp8_reference"
+            # A GPU's default backend, cuDNN, makes a finite mask of the boolean one.
+            leaky |= one["kernel"] == "torch_sdpa_masked" and "h200" in file.name
             if "hunt" in one:
                 assert one["hunt"]["leaks"] == leaky, (file.name, one["kernel"])
 

@@ -21,8 +21,9 @@ from flamia_ref.leakage.flow.interpreter import RULES
 from flamia_ref.leakage.flow.value import Flow, known
 from tests.leakage.flow import masks, test_tensor_core
 from tests.leakage.flow.brute import WrongValue, compared, compiled
+from tests.leakage.flow.cases import CASES
 from tests.leakage.flow.masks import dependencies, differences, mask_of, visible
-from tests.leakage.flow.test_primitives import CASES, drawn
+from tests.leakage.flow.test_primitives import drawn
 
 Patch = pytest.MonkeyPatch
 

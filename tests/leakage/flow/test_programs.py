@@ -201,9 +201,22 @@ def test_collectives_of_one_device() -> None:
     found = _members(
         _mapped(inside, P("a"), (P("a"), P("a"), P(None, "a")), mesh, check_vma=False), (3,)
     )
+    assert len(found.members) == 3
     for members in found.members:
         assert (members.reshape(3, 3) == np.eye(3, dtype=np.bool_)).all()
     assert not found.context.unknown
+
+
+def test_collectives_over_an_axis_of_vmap() -> None:
+    """`vmap` makes a sum over an array's axis of them; a maximum over one of two named axes leaves the other."""
+    inside = jax.vmap(lambda x: x - lax.psum(x, "a"), axis_name="a")
+    found = _members(inside, (3, 2))
+    rows = np.arange(6) % 2
+    assert (found.members[0].reshape(6, 6) == (rows[:, None] == rows)).all()
+    inside = jax.vmap(jax.vmap(lambda x: lax.pmax(x, "b"), axis_name="b"), axis_name="a")
+    found = _members(inside, (2, 3))
+    rows = np.arange(6) // 3
+    assert (found.members[0].reshape(6, 6) == (rows[:, None] == rows)).all()
 
 
 # Refusals.
