@@ -40,7 +40,7 @@ _COMBINED: Mapping[str, Any] = {
 def scatter(context: Context, equation: Any, operands: Sequence[Flow]) -> Flow:
     """`scatter` and its kin that add, multiply or compare."""
     x, indices, updates = operands
-    name, sets = equation.primitive.name, context.sets
+    name, sets = _name(equation), context.sets
     if 0 in updates.shape or 0 in x.shape:
         return x
     if not indices.all_known:
@@ -84,6 +84,17 @@ def scatter(context: Context, equation: Any, operands: Sequence[Flow]) -> Flow:
         unsure |= written
     ids = np.where(written, np.where(unsure, sets.intern(bits), np.int32(KNOWN)), ids)
     return _shaped(x, ids, values)
+
+
+def _name(equation: Any) -> str:
+    """The primitive's name; another for a `scatter` that writes something else than its updates."""
+    name: str = equation.primitive.name
+    update = equation.params.get("update_jaxpr")
+    if name != "scatter" or update is None:
+        return name
+    update = getattr(update, "jaxpr", update)
+    plain = len(update.invars) == 2 and update.outvars[0] is update.invars[1]
+    return name if plain else "scatter of a function"
 
 
 def _shaped(x: Flow, ids: Array, values: Array | None) -> Flow:

@@ -5,8 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from flamia_ref.leakage import Structure, sampling, structure
+from flamia_ref.leakage import Structure, structure
 from flamia_ref.leakage.legal import LegalPairs
+from flamia_ref.leakage.sharing import sampling
 from flamia_ref.leakage.sharing.dependence import Dependence
 from flamia_ref.leakage.sharing.illegal import Findings
 from flamia_ref.leakage.sharing.placement import Grid, Placement

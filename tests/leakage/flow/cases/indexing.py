@@ -134,6 +134,19 @@ def _indexing() -> Iterator[Case]:
             exact=False,
         )
     yield Case(
+        name="scatter-apply",
+        function=lambda x, i: x.at[i].apply(lambda one: 2 * one),
+        operands=(table, ((2,), "int32")),
+        fixed={1: np.array([2, 0])},
+    )
+    yield Case(
+        name="scatter-apply-unknown",
+        function=lambda x, i: x.at[i].apply(lambda one: 2 * one),
+        operands=(((4,), "float32"), ((2,), "int32")),
+        pools={1: [0, 1, 2, 3]},
+        exact=False,
+    )
+    yield Case(
         name="scatter-drop",
         function=lambda x, u, i: x.at[i].set(u, mode="drop"),
         operands=(((4,), "float32"), ((2,), "float32"), ((2,), "int32")),
