@@ -153,6 +153,11 @@ def gpu():
     return None
 
 
+def _placeless(options):
+    """The arguments given, without the folder that the JSON is written to."""
+    return [Path(one).name if one == options.json else one for one in options.given]
+
+
 def document(records, options):
     """All that is written."""
     versions = {"python": platform.python_version()}
@@ -166,7 +171,7 @@ def document(records, options):
         "device": gpu() or "CPU",
         "versions": versions,
         "interpreted": os.environ.get("TRITON_INTERPRET") == "1",
-        "command": f"python examples/leakage/run.py {shlex.join(options.given)}".strip(),
+        "command": f"python examples/leakage/run.py {shlex.join(_placeless(options))}".strip(),
         "kernels": records,
     }
 
