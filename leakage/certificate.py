@@ -19,10 +19,10 @@ SCHEMA_VERSION = 1
 _MOST_LINES = 12
 
 _MORE = {
-    "huge_plus_moderate": "scores far from a huge mask value",
-    "zero_over_nonzero": "divisors other than 0",
+    "huge_plus_moderate": "scores stay far from a huge mask value",
+    "zero_over_nonzero": "no divisor is 0",
 }
-"""What assumptions say beyond finite values; the verdict itself has to say it."""
+"""What assumptions say beyond values that stay finite; the verdict itself has to say it."""
 
 
 class Proof(StrEnum):
@@ -211,17 +211,27 @@ def _text(certificate: Certificate) -> list[str]:
 
 
 def _subject(certificate: Certificate) -> str:
+    from flamia_ref.attention import RECIPES
+
     subject = certificate.subject
-    return str(subject.get("recipe", subject.get("function")))
+    if "function" in subject:
+        return str(subject["function"])
+    name = str(subject["recipe"])
+    if name in RECIPES and RECIPES[name].to_json() != subject["data"]:
+        return f"{name} (NOT the registered recipe of that name)"
+    return name
 
 
 def _verdict(certificate: Certificate) -> str:
-    values = "any input, NaN and infinity among them"
-    if not certificate.strict:
-        values = ", ".join(["finite values", *(_MORE[x] for x in certificate.assumptions if x in _MORE)])
+    outputs = ", ".join(dict.fromkeys(count.output for count in certificate.counts))
     if certificate.verdict is Proof.PROVED:
-        exactly = "exactly the legal tokens" if certificate.exact else "legal tokens only"
-        return f"PROVED, for {values}: every output depends on {exactly}"
+        tokens = "exactly the legal tokens" if certificate.exact else "legal tokens only"
+        text = f"PROVED: {outputs} depend on {tokens}"
+        if certificate.strict:
+            return f"{text}, whatever the values"
+        clauses = ["nothing that comes of the inputs is infinite or NaN"]
+        clauses += [_MORE[one] for one in certificate.assumptions if one in _MORE]
+        return f"{text}, where {', '.join(clauses)}; signs of zeros aside"
     total = sum(certificate.severities.values())
     kinds = ", ".join(f"{count} {severity}" for severity, count in certificate.severities.items())
     if certificate.verdict is Proof.INCONCLUSIVE:

@@ -19,6 +19,7 @@ from flamia_ref.packing.mask import Mask
 INPUTS = ("q", "k", "v", "dout")
 OUTPUTS = tuple(LEGAL)
 GRADIENTS = ("dq", "dk", "dv")
+_MOST = 1024  # heads and channels
 _ROWS_LAST = ("lse", "delta")  # [heads, tokens]; all else is [tokens, heads, channels]
 
 
@@ -109,7 +110,7 @@ def of_recipe(recipe: Recipe, shapes: Shapes, *, with_backward: bool) -> Program
         f"recipe {recipe.name!r}",
         shapes,
         with_backward,
-        "the backward" if with_backward else "",
+        ["the backward" if with_backward else ""],
     )
 
 
@@ -124,17 +125,29 @@ def of_function(function: Callable[..., Any], shapes: Shapes, *, with_backward: 
         sink = {"sink": rest[-1]} if shapes.sink else {}
         return _named(function(q, k, v, **taken, **sink))
 
+    how = ["" if not with_backward else "its own"]
+
     def run(q: Any, k: Any, v: Any, *rest: Any) -> dict[str, Any]:
         if not with_backward:
             return call(q, k, v, *rest)
         dout = rest[0]
-        if own_backward:
+        if own_backward is not False:
             sink = {"sink": rest[-1]} if shapes.sink else {}
-            return _named(function(q, k, v, dout=dout, **taken, **sink))
+            found = _named(function(q, k, v, dout=dout, **taken, **sink))
+            missing = [one for one in GRADIENTS if found.get(one) is None]
+            if not missing:
+                return found
+            if own_backward or len(missing) < len(GRADIENTS):
+                raise ValueError(
+                    f"it takes dout and returns no {', '.join(missing)}; return all gradients, or do not take dout"
+                )
         import jax
+
+        how[0] = "jax.vjp"
 
         def forward_alone(q: Any, k: Any, v: Any) -> Any:
             results = call(q, k, v, *rest)
+            _require_out(results)
             return results.pop("out"), results
 
         out, pull, others = jax.vjp(forward_alone, q, k, v, has_aux=True)
@@ -142,7 +155,6 @@ def of_function(function: Callable[..., Any], shapes: Shapes, *, with_backward: 
         return {"out": out, **others, **dict(zip(GRADIENTS, gradients, strict=True))}
 
     name = kernels.name_of(function)
-    how = "" if not with_backward else "its own" if own_backward else "jax.vjp"
     return _traced(run, f"function {name}", shapes, with_backward, how)
 
 
@@ -150,8 +162,17 @@ def _named(results: Any) -> dict[str, Any]:
     return dict(results) if isinstance(results, Mapping) else {"out": results}
 
 
-def _keywords(function: Callable[..., Any], shapes: Shapes) -> tuple[dict[str, Any], bool]:
-    """The keywords of the kernel protocol that a function takes, and whether it takes `dout`."""
+def _require_out(results: Mapping[str, Any]) -> None:
+    if results.get("out") is None:
+        raise ValueError(
+            f"it returns {', '.join(map(str, results)) or 'nothing'} and no out; return out alone, or a dict of"
+            f" {', '.join(OUTPUTS)} by name"
+        )
+
+
+def _keywords(function: Callable[..., Any], shapes: Shapes) -> tuple[dict[str, Any], bool | None]:
+    """The keywords of the kernel protocol that a function takes, and whether it takes `dout`: None where it takes any
+    keyword, so that only its results tell."""
     mask = shapes.mask
     offered: dict[str, Any] = {
         "cu_seqlens": np.array(mask.queries.offsets, dtype=np.int32),
@@ -167,7 +188,7 @@ def _keywords(function: Callable[..., Any], shapes: Shapes) -> tuple[dict[str, A
     except (TypeError, ValueError):
         return {}, False
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
-        return offered, True
+        return offered, None
     named = {one.name for one in parameters}
     return {key: value for key, value in offered.items() if key in named}, "dout" in named
 
@@ -177,15 +198,15 @@ def _traced(
     name: str,
     shapes: Shapes,
     with_backward: bool,
-    gradients: str,
+    gradients: list[str],
 ) -> Program:
+    """The program of `run`. What `gradients` holds is known once it was traced."""
     import jax
 
     struct: Any = jax.ShapeDtypeStruct
     inputs = INPUTS[: 4 if with_backward else 3]
     operands = [
-        struct(shapes.shape(one if one != "dout" else "out"), shapes.dtype)
-        for one in inputs
+        struct(shapes.shape(one if one != "dout" else "out"), shapes.dtype) for one in inputs
     ]
     if shapes.sink:
         operands.append(struct((shapes.heads,), np.float32))
@@ -193,21 +214,18 @@ def _traced(
 
     def ordered(*arrays: Any) -> list[Any]:
         results = run(*arrays)
+        _require_out(results)
         outputs[:] = [one for one in OUTPUTS if results.get(one) is not None]
         return [results[one] for one in outputs]
 
     with kernels.guarded(f"{name} cannot be traced", ValueError):
         program = cast(Any, jax.make_jaxpr(ordered))(*operands)
-    if not outputs:
-        raise ValueError(
-            f"{name} returns none of {', '.join(OUTPUTS)}; return a dict of them by name, or out alone"
-        )
     for one, found in zip(outputs, program.out_avals, strict=True):
         if tuple(found.shape) != shapes.shape(one):
             raise ValueError(
                 f"{name} returns {one} of shape {tuple(found.shape)}; it must be {shapes.shape(one)}"
             )
-    return Program(inputs=inputs, outputs=tuple(outputs), program=program, gradients=gradients)
+    return Program(inputs=inputs, outputs=tuple(outputs), program=program, gradients=gradients[0])
 
 
 def shapes_of(
@@ -226,8 +244,17 @@ def shapes_of(
     counts = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     counts["value_dim"] = head_dim if value_dim is None else value_dim
     for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
-            raise ValueError(f"{name} is {shown(count)}; it must be a whole number from 1 on")
+        whole = isinstance(count, (int, np.integer)) and not isinstance(count, bool)
+        if not (whole and 1 <= count <= _MOST):
+            raise ValueError(
+                f"{name} is {shown(count)}; it must be a whole number from 1 to {_MOST}"
+            )
+    for name, number in {"softmax_scale": softmax_scale, "softcap": softcap}.items():
+        real = isinstance(number, (int, float, np.floating)) and not isinstance(number, bool)
+        if number is not None and not (real and 0 < number < math.inf):
+            raise ValueError(
+                f"{name} is {shown(number)}; it must be a finite number above 0, or None"
+            )
     if heads % kv_heads:
         raise ValueError(
             f"heads is {heads} with kv_heads {kv_heads}; it must be a multiple, a group of query heads a key/value head"

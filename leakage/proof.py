@@ -132,7 +132,9 @@ def _certificate(
     try:
         results = Interpreter(context).run(program.program, operands)
     except Refused as error:
-        raise ValueError(f"{next(iter(subject.values()))} cannot be analysed: {line(str(error))}") from error
+        raise ValueError(
+            f"{next(iter(subject.values()))} cannot be analysed: {line(str(error))}"
+        ) from error
 
     report(2, 3, "comparing with what is legal")
     legal = LegalPairs(shapes.mask)

@@ -10,6 +10,7 @@ from typing import Any
 from flamia_ref import kernels
 from flamia_ref._errors import line, shown
 from flamia_ref.attention import Recipe
+from flamia_ref.attention.data import once
 from flamia_ref.leakage.certificate import SCHEMA, SCHEMA_VERSION, Certificate
 from flamia_ref.leakage.proof import Progress, prove
 
@@ -79,11 +80,11 @@ class Verification:
             lines = ["DOES NOT HOLD: made anew, it says otherwise"]
             for name, claimed, found in self.differences:
                 lines.append(f"  {name}: claimed {shown(claimed)}, found {shown(found)}")
+        claimed, here = dict(self.claimed["versions"]), dict(self.found.versions)
+        if claimed != here:
+            lines.append(f"made with {shown(claimed)}, here {shown(here)}")
         if not self.same_program:
-            versions = {key: self.claimed["versions"].get(key) for key in self.found.versions}
-            lines.append(
-                f"the traced program is another one; made with {versions}, here {dict(self.found.versions)}"
-            )
+            lines.append("the traced program is another one, as that of another version of JAX is")
         lines += ["", self.found.to_text()]
         return "\n".join(lines)
 
@@ -126,31 +127,38 @@ def verify(text: str, *, progress: Progress | None = None) -> Verification:
     except (TypeError, ValueError) as error:
         raise ValueError(f"the certificate cannot be made anew: {line(str(error))}") from error
     anew = json.loads(found.to_json())
-    if anew["subject"] != subject:
+    if _canonical(anew["subject"]) != _canonical(subject):
         raise ValueError(
-            f"the certificate is of {shown(subject)}, which made anew is {shown(anew['subject'])}"
+            f"the certificate is of {shown(subject)}, made anew of {shown(anew['subject'])}"
         )
+    same_program = data["program"] == anew["program"]
+    compared = ("setting", "strict", *_CLAIMS, *(("primitives",) if same_program else ()))
     differences = tuple(
-        (name, data[name], anew[name]) for name in ("setting", *_CLAIMS) if data[name] != anew[name]
+        (name, data[name], anew[name])
+        for name in compared
+        if _canonical(data[name]) != _canonical(anew[name])
     )
     return Verification(
-        claimed=data,
-        found=found,
-        differences=differences,
-        same_program=data["program"] == anew["program"],
+        claimed=data, found=found, differences=differences, same_program=same_program
     )
+
+
+def _canonical(value: Any) -> str:
+    """JSON text, in which True is not 1."""
+    return json.dumps(value, sort_keys=True)
 
 
 def _read(text: str) -> dict[str, Any]:
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=once)
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"the certificate is not JSON: {line(str(error))}") from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise ValueError(f"the file is no certificate: its schema must be {SCHEMA!r}")
-    if data.get("schema_version") != SCHEMA_VERSION:
+    version = data.get("schema_version")
+    if type(version) is not int or version != SCHEMA_VERSION:
         raise ValueError(
-            f"the certificate has schema_version {shown(data.get('schema_version'))}; this version reads"
+            f"the certificate has schema_version {shown(version)}; this version reads"
             f" {SCHEMA_VERSION}, read it with the version that wrote it"
         )
     for expected, given in ((set(_FIELDS), set(data)),):
@@ -164,7 +172,8 @@ def _read(text: str) -> dict[str, Any]:
         raise ValueError(
             f"the certificate's setting must have {', '.join(_ARGUMENTS)} and gradients"
         )
-    for name, kind in (("strict", bool), ("versions", dict), ("subject", dict)):
+    kinds = {"strict": bool, "versions": dict, "subject": dict, "program": str, "primitives": dict}
+    for name, kind in kinds.items():
         if not isinstance(data[name], kind):
             raise ValueError(f"the certificate's {name} is {shown(data[name])}, no {kind.__name__}")
     return data

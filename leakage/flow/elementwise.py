@@ -19,6 +19,7 @@ from flamia_ref.leakage.flow.value import (
     Bools,
     Flow,
     elements,
+    empty,
     is_integer,
     known_ids,
     made,
@@ -32,6 +33,8 @@ def elementwise(context: Context, equation: Any, operands: Sequence[Flow]) -> Fl
     """The result of an equation whose primitive works element by element."""
     out = equation.outvars[0].aval
     shape, dtype = tuple(out.shape), out.dtype
+    if 0 in shape:
+        return empty(shape, dtype)
     operands = [with_axes(x, len(shape)) for x in operands]
     result = _plain(context, equation, operands, shape, dtype)
     if context.fine:
@@ -89,6 +92,7 @@ def select(context: Context, equation: Any, operands: Sequence[Flow]) -> Flow:
         return made(shape, dtype, cases[0].ids, None)
     sure = predicate.known
     which = np.where(sure, predicate.compact_values(), 0).astype(np.intp)
+    which = np.clip(which, 0, len(cases) - 1)  # as XLA does
     if predicate.all_known and which.size == 1:
         return cases[int(which.reshape(-1)[0])]
     ids, values = _chosen(which, cases)

@@ -163,13 +163,19 @@ def running(context: Context, equation: Any, operands: Sequence[Flow]) -> Flow:
 
 
 def sort(context: Context, equation: Any, operands: Sequence[Flow]) -> list[Flow]:
-    """`sort`: a key sees its elements along the axis and those of the keys before it; what is no key sees all keys."""
+    """`sort`: a key sees its elements along the axis and those of the keys before it; what is no key sees all keys.
+
+    Where a key is of floats every result sees all keys: -0 and 0 are alike there, and the next key orders them.
+    """
     axis, keys = equation.params["dimension"], equation.params["num_keys"]
     if all(x.all_known for x in operands):
         found = _evaluated(equation, operands)
         if equation.params["is_stable"] or keys == len(operands):
             return [known(x) for x in found]
     seen: Ids = np.zeros((1,) * operands[0].ndim, dtype=np.int32)
+    if any(is_float(x.dtype) for x in operands[:keys]):
+        for x in operands[:keys]:
+            seen = context.sets.union(seen, context.sets.union_over(x.sources, [axis]))
     results = []
     for place, x in enumerate(operands):
         own = context.sets.union_over(x.sources, [axis])

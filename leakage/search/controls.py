@@ -22,7 +22,7 @@ Array = NDArray[Any]
 _E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 _MOST = 448.0
 
-Grid = Literal["document", "packed", "tensor"]
+Grid = Literal["document", "packed", "tensor", "tail"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,31 +31,39 @@ class Control:
 
     Attributes:
         operand: what is quantized before the subject sees it.
-        grid: where blocks begin: at each document, or at the first packed token; "tensor" is one block.
+        grid: where blocks begin: at each document, or at the first packed token; "tensor" is one block, and "tail" the
+            last block of each document alone, the other tokens being left as they are.
         size: tokens of a block.
+        severity: the one that a finding must have; None for any of the grid's.
     """
 
     operand: str
     grid: Grid
     size: int
+    severity: Severity | None = None
 
     @property
     def name(self) -> str:
         """What it is, in words."""
         if self.grid == "tensor":
             return f"{self.operand}: one scale for all tokens"
+        if self.grid == "tail":
+            return f"{self.operand}: one scale for the last block of {self.size} of each document"
         start = "each document" if self.grid == "document" else "the first packed token"
-        return f"{self.operand}: one scale for {self.size} tokens, counted from {start}"
+        shown = "" if self.severity is None else f", seen as {self.severity}"
+        return f"{self.operand}: one scale for {self.size} tokens, counted from {start}{shown}"
 
     def wanted(self, severity: Severity) -> bool:
         """Whether a finding of this severity is the one that was planted."""
-        return (severity is Severity.CROSS_DOCUMENT) == (self.grid != "document")
+        if self.severity is not None:
+            return severity is self.severity
+        return (severity is Severity.CROSS_DOCUMENT) == (self.grid in ("packed", "tensor"))
 
     def planted(self, inputs: Inputs, setting: Setting) -> dict[str, Array]:
         """The inputs as the subject gets them."""
         x = inputs[self.operand].astype(np.float64)
         block = self._blocks(setting)
-        found = np.zeros_like(x)
+        found = x.copy()
         for index in range(int(block.max(initial=-1)) + 1):
             rows = block == index
             found[rows] = shared_scale(x[rows])
@@ -66,6 +74,10 @@ class Control:
             return np.zeros(setting.tokens, dtype=np.int64)
         if self.grid == "packed":
             return np.arange(setting.tokens) // self.size
+        if self.grid == "tail":
+            lengths = np.array(setting.lengths, dtype=np.int64)[setting.document]
+            last = setting.place // self.size == (lengths - 1) // self.size
+            return np.where(last, setting.document, -1)
         of_document = -(-np.array(setting.lengths, dtype=np.int64) // self.size)
         first = np.concatenate([[0], np.cumsum(of_document)[:-1]])
         return np.asarray(first[setting.document] + setting.place // self.size)
@@ -107,6 +119,15 @@ class Planted:
         return self.subject.run(setting, [self.control.planted(one, setting) for one in inputs])
 
 
+def _more(operand: str, size: int, found: Reach) -> list[Control]:
+    """The last blocks of documents alone, and leaks that only a gradient shows."""
+    wanted = [Control(operand=operand, grid="tail", size=size)]
+    if Severity.BACKWARD in found.shareable:
+        backward = Severity.BACKWARD
+        wanted.append(Control(operand=operand, grid="document", size=size, severity=backward))
+    return wanted
+
+
 def controls_for(operand: str, found: Reach) -> tuple[Control, ...]:
     """The controls that a hunt with this operand has to find, none where no shared scale could leak."""
     wanted = []
@@ -117,7 +138,9 @@ def controls_for(operand: str, found: Reach) -> tuple[Control, ...]:
             if severity is not Severity.CROSS_DOCUMENT
             for size in shared
         }
-        wanted.append(Control(operand=operand, grid="document", size=_size(sizes)))
+        size = _size(sizes)
+        wanted.append(Control(operand=operand, grid="document", size=size))
+        wanted += _more(operand, size, found)
     if Severity.CROSS_DOCUMENT in found.shareable:
         sizes = set(found.severities[Severity.CROSS_DOCUMENT])
         wanted.append(Control(operand=operand, grid="packed", size=_size(sizes)))

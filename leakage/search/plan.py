@@ -14,7 +14,10 @@ from flamia_ref.leakage.search.setting import Setting
 
 EPOCH = 24  # rounds that share the seed of their inputs, so that these run once
 
-FEWEST_ROUNDS, MOST_ROUNDS = 40, 240
+FEWEST_ROUNDS = 40  # of the tactics of `TACTICS`
+MOST_ROUNDS = 400
+
+_BEFORE = 4  # rounds before the first that goes through the tokens one by one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +97,38 @@ _ANY = (
 TACTICS = {"q": _Q + _ANY, "k": _K + _ANY, "v": _V + _ANY, "dout": _DOUT + _ANY}
 """What is tried on each operand, in order, over and over at other tokens."""
 
+# Of each token alone. A product by 2^16 or more is also, read backwards, a token that held the amax and is lowered.
+# In wide inputs most tokens hold the amax of some channel, which goes with them where they are zeroed.
+_ALONE = {
+    "q": (
+        _t("bell", Action.TIMES, 16, 20),
+        _t("far_32", Action.NEGATE),
+        _t("element_wide", Action.ZERO),
+    ),
+    "k": (
+        _t("bell", Action.TIMES, 16, 20),
+        _t("near_1", Action.NEGATE),
+        _t("element_wide", Action.ZERO),
+    ),
+    "v": (
+        _t("bell", Action.TIMES, 16, 20),
+        _t("near_32", Action.NEGATE),
+        _t("element_wide", Action.ZERO),
+    ),
+    "dout": (
+        _t("bell", Action.TIMES, 16, 20),
+        _t("far_32", Action.NEGATE),
+        _t("element_wide", Action.ZERO),
+    ),
+}
+# Of each token of a block that the end of its document cuts, besides: few rows are in it, so few cases can show it.
+_TAIL = {
+    "q": (_t("near_1", Action.NEGATE), _t("token_wide", Action.TIMES, 16, 20)),
+    "k": (_t("far_32", Action.NEGATE), _t("token_wide", Action.TIMES, 16, 20)),
+    "v": (_t("uniform", Action.TIMES, 18, 20), _t("token_wide", Action.TIMES, 16, 20)),
+    "dout": (_t("uniform", Action.TIMES, 18, 20), _t("token_wide", Action.TIMES, 16, 20)),
+}
+
 _EXACT = (
     _t("two_hot", Action.TIMES, 16, 20),
     _t("two_hot", Action.ZERO),
@@ -109,39 +144,44 @@ def cases(
 ) -> list[Case]:
     """The cases of a hunt, round by round, each operand in each round.
 
-    Every token of every operand is changed alone once at least, as far as `MOST_ROUNDS` rounds go. `exact`: only inputs
-    whose every sum is exact.
+    Every token of every operand is changed alone by every tactic of `_ALONE`, as far as `MOST_ROUNDS` rounds go, those
+    of blocks that are cut first. `exact`: only inputs whose every sum is exact, and every token alone once.
     """
-    made: list[Case] = []
     if not setting.tokens or not operands:
-        return made
-    alone = {name: set[int]() for name in operands}
-    for number, found in enumerate(rounds(setting, operands, seed=seed, exact=exact)):
-        covered = all(len(some) == setting.tokens for some in alone.values())
-        if number >= MOST_ROUNDS or (number >= FEWEST_ROUNDS and covered):
-            break
-        for case in found:
-            if len(case.edit.tokens) == 1:
-                alone[case.edit.operand] |= set(case.edit.tokens)
-        made += found
-    return made
+        return []
+    if exact:
+        count = max(FEWEST_ROUNDS, 2 * setting.tokens)
+    else:
+        count = _round_of_last(len(_singles(setting, operands[0], seed)))
+    found = rounds(setting, operands, seed=seed, exact=exact)
+    return [case for some in itertools.islice(found, min(count, MOST_ROUNDS)) for case in some]
 
 
 def rounds(
     setting: Setting, operands: Sequence[str], *, seed: int, exact: bool = False
 ) -> Iterator[list[Case]]:
-    """Rounds of cases without an end, which change tokens alone in turn. There must be a token and an operand."""
+    """Rounds of cases without an end. There must be a token and an operand.
+
+    At first one round in three, then two, go through the tokens one by one; the others are `TACTICS` in turn.
+    """
     order = {name: _places(setting, Draws(seed, 1, *name.encode())) for name in operands}
+    singles = {name: [] if exact else _singles(setting, name, seed) for name in operands}
     turn = dict.fromkeys(operands, 0)
+    general, alone = itertools.count(), itertools.count()
     for number in itertools.count():
         made: list[Case] = []
+        single = _is_single(number) and not exact
+        place = next(alone) if single else next(general)
         for name in operands:
-            tactics = _EXACT if exact else TACTICS[name]
-            tactic = tactics[number % len(tactics)]
             draws = Draws(seed, 2, number, *name.encode())
-            token = order[name][turn[name] % setting.tokens]
+            if single:
+                token, tactic = singles[name][place % len(singles[name])]
+            else:
+                tactics = _EXACT if exact else TACTICS[name]
+                tactic = tactics[place % len(tactics)]
+                token = order[name][turn[name] % setting.tokens]
             tokens = _tokens(setting, tactic.tokens, token, draws)
-            if len(tokens) == 1:
+            if len(tokens) == 1 and not single:
                 turn[name] += 1
             edit = Edit(
                 operand=name,
@@ -155,6 +195,45 @@ def rounds(
             index = number * len(operands) + len(made)
             made.append(Case(index=index, base=base, edit=edit))
         yield made
+
+
+def _is_single(number: int) -> bool:
+    """Whether a round goes through the tokens one by one."""
+    if number < _BEFORE:
+        return False
+    return number % 3 == 1 if number < EPOCH else number % 3 != 0
+
+
+def _round_of_last(singles: int) -> int:
+    """Rounds until so many have gone through the tokens one by one, and `FEWEST_ROUNDS` others are done."""
+    alone = others = number = 0
+    while alone < singles or others < FEWEST_ROUNDS:
+        alone, others = alone + _is_single(number), others + (not _is_single(number))
+        number += 1
+    return number
+
+
+def _singles(setting: Setting, name: str, seed: int) -> list[tuple[int, Tactic]]:
+    """Tokens and what is done to each alone: tokens of cut blocks first, from their ends, then the others, mixed."""
+    draws = Draws(seed, 4, *name.encode())
+    order = np.argsort(draws.raw((setting.tokens,)), kind="stable").tolist()
+    tail = tail_tokens(setting)
+    rest = [one for one in order if one not in set(tail)]
+    found = [(token, tactic) for tactic in (*_ALONE[name], *_TAIL[name]) for token in tail]
+    return found + [(token, tactic) for tactic in _ALONE[name] for token in rest]
+
+
+def tail_tokens(setting: Setting) -> list[int]:
+    """The tokens of the last block of 16 of each document, the shorter first, each from its end; at most 64."""
+    ends = setting.cu_seqlens.tolist()
+    tails = []
+    for first, last in itertools.pairwise(ends):
+        if last - first > 1:
+            size = min(last - first, (last - first) % 16 or 16)
+            # A single token alone shares nothing: the block before it is then looked at too.
+            tails.append(range(last - max(size, 2), last))
+    found = [token for some in sorted(tails, key=len) for token in reversed(some)]
+    return found[:64]
 
 
 def poisons(setting: Setting, operands: Sequence[str], *, seed: int) -> list[Case]:

@@ -264,6 +264,9 @@ def test_a_broken_certificate_is_refused(change, message):
         ({"lengths": [5000]}, "5000"),
         ({"lengths": 4}, "lengths"),
         ({"head_dim": 0}, "head_dim"),
+        ({"head_dim": 10**30}, "head_dim"),
+        ({"softmax_scale": -1.0}, "softmax_scale"),
+        ({"softcap": "x"}, "softcap"),
         ({"heads": 3, "kv_heads": 2}, "multiple"),
         ({"dtype": "int8"}, "int8"),
         ({"window": (1, 1)}, "window"),
@@ -292,13 +295,104 @@ def test_functions_that_cannot_be_read_are_refused():
         (of_numpy, "cannot be traced"),
         (of_a_callback, "pure_callback"),
         (of_another_shape, "shape"),
-        (of_other_names, "returns none of"),
+        (of_other_names, "no out"),
     ):
         with pytest.raises(ValueError, match=message) as caught:
             prove(kernel, lengths=[4], head_dim=32, backward=False)
         assert "\n" not in str(caught.value)
     with pytest.raises(TypeError, match="recipe"):
         prove(3, lengths=[4], head_dim=32)
+
+
+def plain(q, k, v):
+    """Causal attention of one head."""
+    n = q.shape[0]
+    s = jnp.einsum("qhd,khd->hqk", q, k)
+    s = jnp.where(jnp.tril(jnp.ones((n, n), dtype=bool)), s, -jnp.inf)
+    return jnp.einsum("hqk,khd->qhd", jax.nn.softmax(s, axis=-1), v)
+
+
+SMALL = {"lengths": [8], "head_dim": 4, "dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda q, k, v, **keywords: plain(q, k, v),
+        lambda q, k, v: plain(q, k, v),
+    ],
+    ids=["any keyword", "none"],
+)
+def test_gradients_that_a_function_does_not_give_are_those_of_jax(function):
+    certificate = prove(function, **SMALL)
+    assert certificate.exact
+    assert certificate.setting["gradients"] == "jax.vjp"
+    assert {count.output for count in certificate.counts} == {"out", "dq", "dk", "dv"}
+    assert "out, dq, dk, dv" in str(certificate)
+
+
+def test_results_that_are_missing_are_not_proved():
+    def without_gradients(q, k, v, dout=None):
+        return plain(q, k, v)
+
+    def without_dv(q, k, v, dout):
+        return {"out": plain(q, k, v), "dq": dout, "dk": dout}
+
+    for function, message in (
+        (without_gradients, "returns no dq, dk, dv"),
+        (without_dv, "returns no dv"),
+        (lambda q, k, v: {"o": q, "lse": q[:, :, 0].T}, "no out"),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            prove(function, **SMALL)
+        assert "\n" not in str(caught.value)
+
+
+def test_the_verdict_says_what_it_takes_for_granted():
+    """The way from exp to a later 0 times infinity is closed by the assumption alone."""
+
+    def by_a_product(q, k, v):
+        n = q.shape[0]
+        p = jnp.exp(jnp.einsum("qhd,khd->hqk", q, k)) * jnp.tril(jnp.ones((n, n)))
+        return jnp.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v)
+
+    text = str(prove(by_a_product, backward=False, **SMALL)).partition("\n")[0]
+    assert "nothing that comes of the inputs is infinite or NaN" in text
+    assert "signs of zeros aside" in text
+    strict = prove(by_a_product, backward=False, strict=True, **SMALL)
+    assert not strict.legal
+    text = str(prove("bf16-fa4", lengths=[4], head_dim=32, backward=False)).partition("\n")[0]
+    assert "divisor" not in text
+
+
+def test_a_recipe_under_the_name_of_another_says_so():
+    disguised = dataclasses.replace(RECIPES["bf16-fa4"], name="cudnn-mxfp8")
+    certificate = prove(disguised, lengths=[4], head_dim=32, backward=False)
+    assert str(certificate).startswith("cudnn-mxfp8 (NOT the registered recipe of that name): ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"legal": true', '"legal": true, "legal": true', "twice"),
+        ('"schema_version": 1', '"schema_version": true', "schema_version"),
+        ('"program": "', '"program": null, "x": "', "fields"),
+    ],
+)
+def test_a_certificate_is_read_strictly(old, new, message):
+    text = prove("bf16-fa4", lengths=[4], head_dim=32, backward=False).to_json()
+    assert old in text
+    with pytest.raises(ValueError, match=message):
+        verify(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"), [("legal", 1), ("primitives", {"magic": 1}), ("strict", True)]
+)
+def test_every_entry_of_a_certificate_is_compared(entry, value):
+    data = json.loads(prove("bf16-fa4", lengths=[4], head_dim=32, backward=False).to_json())
+    data[entry] = value
+    assert not verify(json.dumps(data)).holds
 
 
 def test_a_changed_recipe_is_proved_by_its_data():

@@ -45,6 +45,13 @@ def _reductions() -> Iterator[Case]:
                 operands=(((3, 3), dtype),),
             )
     yield Case(
+        name="sort-two-keys-of-zeros",
+        function=lambda a, b: lax.sort((a, b), dimension=0, num_keys=2),
+        operands=(((3,), "float32"), ((3,), "float32")),
+        pools={0: [0.0, -0.0, 1.0], 1: [0.0, 1.0, 2.0]},
+        exact=False,
+    )
+    yield Case(
         name="sort-two",
         function=lambda a, b: lax.sort((a, b), dimension=0, num_keys=1),
         operands=(((4,), "int32"), ((4,), "float32")),
