@@ -14,7 +14,10 @@ A kernel is a callable::
   and "dv", shaped like q, k and v, or some of them, and any stage of a pack by its name. Stages that
   are lists come as a list with an array a document, or as "s.0", "s.1", ...
 - Arrays are numpy arrays or what `numpy.asarray` reads. 8-bit codes and scales are uint8. "out", the
-  gradients and bfloat16 codes are bfloat16, its bits as uint16, or float32 that holds bfloat16 values.
+  gradients and bfloat16 codes are bfloat16, its bits as uint16, or float32 that holds bfloat16 values;
+  the property suites, which compare a kernel with itself, take any float32. "lse" is float32.
+  Nothing is float64: its bits are those of no kernel, and a change that rounding to float32 takes away
+  would count. A kernel that computes in float64 rounds what it returns, `x.astype(numpy.float32)`.
 - `extra` are keywords that only a kernel gets whose parameters name them, or which takes
   ``**extra``: `recipe` (the name), `recipe_json` (the recipe in full), `trace` (names of stages).
 - Whatever a kernel raises is reported as its failure. A kernel that ends the process, by `os._exit`

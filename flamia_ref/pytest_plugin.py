@@ -178,7 +178,7 @@ def flamia_suite(pytestconfig: pytest.Config) -> Suite:
             save_to=option("--flamia-save-examples"),
         )
     except (ValueError, OSError) as error:
-        pytest.fail(str(error), pytrace=False)
+        raise _Failed(str(error), pytrace=False) from None
 
 
 @pytest.fixture
@@ -201,9 +201,9 @@ def _hold(suite: Suite, record: Callable[[str, object], None], name: str) -> Non
         raise PropertyFailed(str(failure), pytrace=False) from None
     except NothingToFind as nothing:
         record(_NOTE, str(nothing))
-        pytest.skip(str(nothing))
+        raise pytest.skip.Exception(str(nothing)) from None
     except (KernelError, Inconclusive, ValueError) as error:
-        pytest.fail(str(error), pytrace=False)
+        raise _Failed(str(error), pytrace=False) from None
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -250,7 +250,7 @@ class GoldenCase:
         try:
             report = golden.check(self.case, actual)
         except (ValueError, TypeError) as error:
-            pytest.fail(str(error), pytrace=False)
+            raise _Failed(str(error), pytrace=False) from None
         if not report.passed:
             pytest.fail(str(report), pytrace=False)
 

@@ -15,7 +15,7 @@ from flamia_ref.leakage.legal import Severity
 from flamia_ref.properties.data import inputs_of
 from flamia_ref.properties.drawn import BLOCK, Edit, Example, Space
 from flamia_ref.properties.faults import shared_scale
-from flamia_ref.properties.perturbing import INSIDE, Observed, perturbed
+from flamia_ref.properties.perturbing import INSIDE, Observed, numbers_of, perturbed
 from flamia_ref.properties.subject import (
     PropertyFailure,
     Results,
@@ -225,7 +225,8 @@ def _require_equal(
     found = first_difference(before, after)
     if found is not None:
         raise PropertyFailure(f"{subject.name}: {cause} {found}", example)
-    return Observed(elements=sum(before[name].size for name in before if name in after))
+    compared = {name: x for name, x in before.items() if name in after}
+    return Observed(elements=sum(x.size for x in compared.values()), numbers=numbers_of(compared))
 
 
 _CROSSING = frozenset({Severity.CROSS_DOCUMENT})

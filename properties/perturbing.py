@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,12 +35,14 @@ class Observed:
 
     Attributes:
         elements: results that were compared.
+        numbers: how many of them are no NaN, by output; outputs of which none were compared are left out.
         shared: whether a changed token and an output that may not see it are in one block of 32 tokens; None where
             nothing was changed.
         alive: whether an output that may see a changed token moved; None where nothing was changed.
     """
 
     elements: int
+    numbers: Mapping[str, int] = field(default_factory=dict, hash=False)
     shared: bool | None = None
     alive: bool | None = None
 
@@ -78,6 +81,7 @@ def perturbed(
         raise PropertyFailure(message, example)
     return Observed(
         elements=sum(int(rows[name].sum()) * old[name][0].size for name in old if len(old[name])),
+        numbers=numbers_of({name: x[rows[name]] for name, x in old.items()}),
         shared=any(
             _shares(before, rows[name], tokens) for name in old for tokens in changed.values()
         ),
@@ -123,8 +127,23 @@ def _shares(inputs: Inputs, rows: Bools, tokens: Places) -> bool:
     return bool(mine[0] & theirs[0] or mine[1] & theirs[1])
 
 
+def numbers_of(results: Results) -> dict[str, int]:
+    """How many results are no NaN, by output. Outputs without elements are left out."""
+    nan = np.uint32(0x7F800000)
+    return {
+        name: int(((x & np.uint32(0x7FFFFFFF)) <= nan).sum())
+        for name, x in results.items()
+        if x.size
+    }
+
+
+def moved_outputs(old: Results, new: Results) -> set[str]:
+    """The outputs of which a bit differs. A NaN equals any other."""
+    return {name for name in old if name in new and unequal(old[name], new[name]).any()}
+
+
 def _moved(old: Results, new: Results) -> bool:
-    return any(bool(unequal(old[name], new[name]).any()) for name in old if name in new)
+    return bool(moved_outputs(old, new))
 
 
 def _why(pairs: LegalPairs, changed: dict[str, Places], found: Difference) -> str:

@@ -16,7 +16,7 @@ from flamia_ref.kernels import KernelError
 from flamia_ref.properties.catalogue import PROPERTIES, Gradients, Property, planted
 from flamia_ref.properties.data import inputs_of
 from flamia_ref.properties.drawn import Example, Space
-from flamia_ref.properties.perturbing import Observed
+from flamia_ref.properties.perturbing import Observed, moved_outputs
 from flamia_ref.properties.simplifying import simplified
 from flamia_ref.properties.strategies import examples
 from flamia_ref.properties.subject import PropertyFailure, Subject
@@ -102,8 +102,8 @@ def search(
 
     Raises PropertyFailure with the simplest example found, KernelError where the kernel fails or breaks its protocol,
     NothingToFind where no example could have shown anything (no backward, no length that is long enough, no forbidden
-    pair in one block), Inconclusive where no output ever moved or a planted fault was not found, and UnknownName for
-    an unknown property or profile.
+    pair in one block), Inconclusive where an output that it compares is NaN in all examples or the same for other
+    inputs, or a planted fault was not found, and UnknownName for an unknown property or profile.
     """
     one = PROPERTIES[property]
     profile = PROFILES[profile] if isinstance(profile, str) else profile
@@ -148,11 +148,38 @@ def search(
         raise _flaky(failures, property) from None
     except PropertyFailure as failure:
         # Raised anew, without the notes and the frames of Hypothesis: the example is in the failure.
-        found = _simplest(one, subject, failure)
-        raise PropertyFailure(str(found), found.example) from None
+        simplest = _simplest(one, subject, failure)
+        raise PropertyFailure(str(simplest), simplest.example) from None
     except KernelError as error:
         raise KernelError(str(error)) from error.__cause__
-    return summed(one, seen, _control(one, subject, space))
+    found = summed(one, seen, _control(one, subject, space))
+    _require_reading(one, subject, space, {name for each in seen for name in each.numbers})
+    return found
+
+
+def _require_reading(one: Property, subject: Subject, space: Space, compared: set[str]) -> None:
+    """Raises Inconclusive where an output that was compared does not depend on the inputs: it equals anything."""
+    lengths = space.at_least(2) or space.at_least(1)
+    if not lengths:
+        return
+    if lengths[0] < 2 or space.window == 0:
+        compared = compared - {
+            "dq",
+            "dk",
+        }  # the softmax of one score is 1: they are 0 for any inputs
+    inputs = [
+        Example(property=one.name, lengths=(lengths[0],), family="bell", seed=seed, **space.shape)
+        for seed in (0, 1)
+    ]
+    first, other = (
+        subject.run(inputs_of(each), each, gradients=one.with_gradients) for each in inputs
+    )
+    still = [name for name in first if name in compared - moved_outputs(first, other)]
+    if still:
+        raise Inconclusive(
+            f"{one.name}: {' and '.join(still)} of kernel {subject.name} did not move when all inputs were others, so"
+            " finding nothing means nothing; does the kernel read its inputs?"
+        )
 
 
 def _simplest(one: Property, subject: Subject, failure: PropertyFailure) -> PropertyFailure:
@@ -214,6 +241,9 @@ def summed(one: Property, seen: list[Observed], control: bool | None) -> Searche
         raise NothingToFind(
             f"{one.name}: no example had an output that may not change; add longer lengths"
         )
+    blank = _blank(seen)
+    if one.control is None and blank:
+        raise Inconclusive(_no_number(one, blank, len(seen)))
     if one.control is None:
         return Searched(property=one.name, examples=len(seen), shared=None, control=None)
     shared = sum(bool(observed.shared) for observed in seen)
@@ -227,9 +257,24 @@ def summed(one: Property, seen: list[Observed], control: bool | None) -> Searche
             f"{one.name}: in none of {len(seen)} examples did any output move, not even one that sees a changed"
             " token; does the kernel read its inputs?"
         )
+    if blank:
+        raise Inconclusive(_no_number(one, blank, len(seen)))
     if not control:
         raise Inconclusive(
             f"{one.name}: a fault that was planted in front of the kernel was not found, so finding nothing means"
             " nothing; does the kernel read its inputs?"
         )
     return Searched(property=one.name, examples=len(seen), shared=shared, control=control)
+
+
+def _blank(seen: list[Observed]) -> list[str]:
+    """The outputs that were compared and had no number, in no example."""
+    names = dict.fromkeys(name for observed in seen for name in observed.numbers)
+    return [name for name in names if not any(observed.numbers.get(name) for observed in seen)]
+
+
+def _no_number(one: Property, blank: list[str], examples: int) -> str:
+    return (
+        f"{one.name}: all that was compared of {' and '.join(blank)} was NaN in {examples} examples, so finding nothing"
+        " means nothing; does the kernel write its results?"
+    )

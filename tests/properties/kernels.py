@@ -248,6 +248,20 @@ def zeros(q, k, v, **settings):
     return {"out": np.zeros(q.shape, BF16), "lse": np.zeros(q.shape[1::-1], np.float32)}
 
 
+def nans(q, k, v, **settings):
+    """Every out is NaN; the rest is right."""
+    results = exact(q, k, v, **settings)
+    results["out"][...] = np.nan
+    return results
+
+
+def lse_alone(q, k, v, **settings):
+    """out is 1 for any inputs; the rest is right."""
+    results = exact(q, k, v, **settings)
+    results["out"][...] = 1
+    return results
+
+
 @dataclass(frozen=True, kw_only=True)
 class Faulty:
     """A kernel, properties that it lacks, what the message of the first of them says, and properties that it has.
@@ -271,6 +285,7 @@ FAULTY = {
     ),
     "q_blocks": Faulty(
         kernel=q_blocks,
+        daily=False,
         lacks=("locality",),
         says=r"q of token \d+.*, times -?2\^\d+ changes (out|lse) at token \d+.*past",
     ),

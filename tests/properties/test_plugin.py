@@ -126,6 +126,28 @@ def test_a_kernel_that_was_repaired_is_told_so(tmp_path: Path) -> None:
     assert "[XPASS(strict)] masks by a product" in printed
 
 
+@pytest.mark.parametrize(
+    ("kernel", "says"),
+    [
+        ("broken:kernel", "OSError: no device"),
+        pytest.param("nowhere:kernel", "there is no module 'nowhere'", marks=pytest.mark.nightly),
+        pytest.param(
+            "tests.properties.kernels:zeros",
+            "does the kernel read its inputs?",
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
+def test_a_failure_is_said_once(kernel: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "def kernel(q, k, v, **settings):\n    raise OSError('no device')\n"
+    )
+    arguments = (*SUITES, *SMALL, "-k", "determinism or zero_length", "-rN")
+    printed = run(tmp_path, *arguments, f"--flamia-kernel={kernel}", status=1)
+    assert printed.count(says) == 2, printed  # one for each property
+    assert "exception" not in printed
+
+
 @pytest.mark.nightly
 def test_an_expected_failure_is_no_excuse_for_a_kernel_that_cannot_run(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(
@@ -164,7 +186,7 @@ WRONG = [
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        pytest.param(*one, marks=() if at < 2 else pytest.mark.nightly)
+        pytest.param(*one, marks=() if at < 1 else pytest.mark.nightly)
         for at, one in enumerate(WRONG)
     ],
 )
@@ -177,6 +199,7 @@ def test_wrong_options_are_named(
     assert "Traceback" not in printed
 
 
+@pytest.mark.nightly
 def test_a_recipe_and_what_a_length_cannot_show(tmp_path: Path) -> None:
     printed = run(
         tmp_path,
@@ -251,6 +274,10 @@ def test_what_the_readme_shows(tmp_path: Path) -> None:
     # Fewer and shorter examples, or it would take long; the line that is pasted stays as it is.
     body = own.replace("Space(head_dim=128)", "Space(head_dim=32, lengths=(5,))")
     (tmp_path / "test_own.py").write_text(body)
+    (tmp_path / "conftest.py").write_text(
+        "from hypothesis import settings\n\n"
+        'settings.register_profile("few", max_examples=5)\nsettings.load_profile("few")\n'
+    )
     assert "1 passed" in run(tmp_path)
     (tmp_path / "expected.toml").write_text(expected)
     assert list(read_expectations(tmp_path / "expected.toml")) == ["nan_poison", "grouped_heads"]
