@@ -74,7 +74,7 @@ class Base:
         return dict(_made(self, setting))
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=64)
 def _made(base: Base, setting: Setting) -> Mapping[str, NDArray[Any]]:
     """The inputs of a base; those of the last few are kept."""
     from flamia_ref.leakage.search.simplifications import changed

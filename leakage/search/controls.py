@@ -77,7 +77,7 @@ class Control:
         if self.grid == "tail":
             lengths = np.array(setting.lengths, dtype=np.int64)[setting.document]
             last = setting.place // self.size == (lengths - 1) // self.size
-            return np.where(last, setting.document, -1)
+            return np.asarray(np.where(last, setting.document, -1))
         of_document = -(-np.array(setting.lengths, dtype=np.int64) // self.size)
         first = np.concatenate([[0], np.cumsum(of_document)[:-1]])
         return np.asarray(first[setting.document] + setting.place // self.size)

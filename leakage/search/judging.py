@@ -13,6 +13,7 @@ from flamia_ref.leakage.search.noise import Noisy
 from flamia_ref.leakage.search.running import Tally
 from flamia_ref.leakage.search.setting import Reach, Setting
 
+COVERED = 3  # kinds of change of a token alone that the plan has for each
 _MOST_FAILED = 0.5  # of the perturbations
 
 
@@ -59,6 +60,12 @@ def doubts(tally: Tally, done: int, *, complete: bool) -> list[str]:
     reasons = []
     if tally.failed > _MOST_FAILED * tally.cases:
         reasons.append(f"the kernel failed at {tally.failed} of {tally.cases} perturbations")
+    else:
+        reasons += [
+            f"the kernel failed at {tally.failed_of[x]} of {tally.cases_of[x]} changes of {x}, so little is seen of {x}"
+            for x in tally.operands
+            if tally.failed_of.get(x, 0) > _MOST_FAILED * tally.cases_of.get(x, 0)
+        ]
     if complete:
         reasons += [
             f"no change of {operand} moved an output that may depend on it, so it shows nothing"
@@ -91,6 +98,18 @@ def notes(tally: Tally, found: Mapping[str, Reach]) -> list[str]:
         if one.apart
     ]
     return lines
+
+
+def coverage(tally: Tally) -> str:
+    """How many tokens of each operand were changed alone, and in how many ways each of them at least."""
+    parts = []
+    for operand in tally.operands:
+        ways = [len(tally.alone.get((operand, token), ())) for token in range(tally.setting.tokens)]
+        many = sum(count >= COVERED for count in ways)
+        parts.append(
+            f"{operand} {sum(map(bool, ways))} of {len(ways)}, {many} of them in {COVERED} ways or more"
+        )
+    return f"tokens changed alone: {'; '.join(parts)}"
 
 
 def words(kinds: Iterable[Severity]) -> str:

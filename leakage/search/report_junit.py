@@ -12,7 +12,7 @@ from flamia_ref.leakage.search.hunt_report import HuntReport, HuntVerdict
 def render(report: HuntReport) -> str:
     """Return the report as JUnit XML: a test for each operand and severity, for each control, and for the verdict.
 
-    A leak is a failure; what makes the hunt inconclusive is an error; what could not be found is skipped.
+    A leak is a failure; what makes the hunt inconclusive is an error; what was not shown is skipped.
     """
     name = printable(report.subject)
     cases = list(_cases(report))
@@ -34,6 +34,7 @@ def render(report: HuntReport) -> str:
 
 
 def _cases(report: HuntReport) -> Iterator[tuple[str, str | None, str]]:
+    inconclusive = report.verdict is HuntVerdict.INCONCLUSIVE
     left = {id(one) for one in report.witnesses}
     for operand, found in report.hunted.items():
         for severity in found:
@@ -46,6 +47,9 @@ def _cases(report: HuntReport) -> Iterator[tuple[str, str | None, str]]:
             counted = severity in report.counted
             message = "; ".join(one.sentence for one in hits)
             outcome = ("failure" if counted else "skipped") if hits else None
+            if inconclusive and not hits:
+                outcome = "skipped"
+                message = f"not shown: {'; '.join(report.reasons)}"
             yield f"{operand}, {severity}", outcome, message
     for witness in report.witnesses:
         if id(witness) in left:
@@ -58,5 +62,4 @@ def _cases(report: HuntReport) -> Iterator[tuple[str, str | None, str]]:
     for control in report.controls:
         outcome = None if control.found or report.leaks else "error"
         yield f"planted leak, {control.name}", outcome, "the same search does not find it"
-    inconclusive = report.verdict is HuntVerdict.INCONCLUSIVE
     yield "verdict", "error" if inconclusive else None, "; ".join(report.reasons)

@@ -70,7 +70,10 @@ def _lines(report: HuntReport) -> Iterator[str]:
         found_controls = sum(one.found for one in report.controls)
         yield f"planted leaks: {found_controls} of {len(report.controls)} found"
     for control in report.controls:
-        how = f"found by case {(control.case or 0) + 1}" if control.found else "NOT FOUND"
+        how = "NOT FOUND"
+        if control.found:
+            by = "permutation tests" if control.case is None else f"case {control.case + 1}"
+            how = f"found by {by}"
         yield f"    {control.name}: {how}"
     for failure in report.failures[:_SHOWN_FAILURES]:
         yield f"failed at {failure.case}: {failure.reason}"

@@ -147,6 +147,9 @@ class Tally:
     failures: list[Failure] = field(default_factory=list)
     failed: int = 0
     cases: int = 0
+    failed_of: dict[str, int] = field(default_factory=dict)
+    cases_of: dict[str, int] = field(default_factory=dict)
+    alone: dict[tuple[str, int], set[tuple[str, str]]] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
     unrepeated: int = 0
     first_found: tuple[int, float] | None = None
@@ -171,8 +174,10 @@ class Tally:
         self.cases += 1
         self.touched |= set(seen.touched)
         edit = seen.case.edit
+        self.cases_of[edit.operand] = self.cases_of.get(edit.operand, 0) + 1
         if seen.failure is not None:
             self.failed += 1
+            self.failed_of[edit.operand] = self.failed_of.get(edit.operand, 0) + 1
             if len(self.failures) < _KEPT_FAILURES:
                 name = f"{edit.operand}, {edit.action}, {seen.case.base.family}"
                 self.failures.append(Failure(case=name, reason=seen.failure))
@@ -185,6 +190,8 @@ class Tally:
             return
         (token,) = edit.changed_tokens
         self.tried[edit.operand][token] = True
+        kind = (seen.case.base.family, str(edit.action))
+        self.alone.setdefault((edit.operand, token), set()).add(kind)
         for output, rows in seen.moved.items():
             if (output, edit.operand) in self.moved:
                 self.moved[output, edit.operand][:, token] |= rows

@@ -15,7 +15,7 @@ from flamia_ref.leakage.legal import Severity
 from flamia_ref.leakage.search import judging, noise, plan, repeats
 from flamia_ref.leakage.search.bases import Base
 from flamia_ref.leakage.search.budget import Budget
-from flamia_ref.leakage.search.control_search import found_by
+from flamia_ref.leakage.search.control_search import Memo, found_by, found_in_means
 from flamia_ref.leakage.search.controls import controls_for
 from flamia_ref.leakage.search.hunt_report import ControlResult, HuntReport, HuntVerdict
 from flamia_ref.leakage.search.outcomes import Outcome
@@ -80,12 +80,15 @@ class Steps:
             hits = self._controls(runner, cases, found)
             done = self._search(runner, tally, cases, done, len(cases))
             self.reasons += judging.controls_missed(hits, done, self.budget)
-            self._noisy(runner, tally)
+            self._noisy(runner, tally, found)
             if not self._stopped(tally):
                 self._poisons(runner, operands)
                 self._rest(runner, tally, len(cases))
         if done < len(cases) and not self._stopped(tally):
-            self.notes.append(f"the budget ended after {done} of {len(cases)} cases")
+            self.notes.append(
+                f"the budget ended after {done} of {len(cases)} cases; the rest of the plan was not run"
+            )
+        self.notes.append(judging.coverage(tally))
         self.reasons += judging.doubts(tally, done, complete=not self._stopped(tally))
         self.notes += judging.notes(tally, found)
         return self._finished(tally, found, runner)
@@ -94,7 +97,7 @@ class Steps:
         """About how many calls there will be."""
         if self.enough is not None:
             return 0
-        rounds = min(plan.MOST_ROUNDS, max(2 * self.setting.tokens, plan.FEWEST_ROUNDS))
+        rounds = min(plan.MOST_ROUNDS, max(4 * self.setting.tokens, plan.FEWEST_ROUNDS))
         return len(operands) * rounds if self.budget.calls is None else self.budget.calls
 
     # What there is.
@@ -205,22 +208,54 @@ class Steps:
     ) -> dict[str, int | None]:
         """Search for each planted leak with the same cases; the number of the case that found it."""
         hits: dict[str, int | None] = {}
+        # The kernel itself must keep half of what there is.
+        limit = None if self.budget.calls is None else (self.budget.used + self.budget.calls) // 2
+        # Of noisy outputs bits say something in exact inputs alone, so those come first.
+        exact = (
+            plan.cases(self.setting, tuple(found), seed=self.seed, exact=True)
+            if runner.noisy
+            else []
+        )
+        memo: Memo = {}
         for operand, one in found.items():
             for control in controls_for(operand, one):
                 before = self.budget.used
-                hit = found_by(runner, cases, control)
-                hits[control.name] = hit
+                hit = found_by(runner, exact, control, limit=limit, memo=memo) if exact else None
+                in_exact = hit is not None
+                if hit is None:
+                    hit = found_by(runner, cases, control, limit=limit, memo=memo)
+                means = False
+                if hit is None and runner.noisy and not self.budget.spent:
+                    means = found_in_means(runner, control, self.seed, None)
+                # What the exact inputs or the means found, `_noisy` gives the kernel whole, or it says that it did not.
+                hits[control.name] = 0 if in_exact or means else hit
                 self.controls.append(
                     ControlResult(
                         name=control.name,
-                        found=hit is not None,
+                        found=means or hit is not None,
                         case=hit,
                         calls=self.budget.used - before,
                     )
                 )
         return hits
 
-    def _noisy(self, runner: Runner, tally: Tally) -> None:
+    def _shown_in(
+        self, runner: Runner, exact: Sequence[Case], found: dict[str, Reach], output: str
+    ) -> bool:
+        """Whether a planted leak of some operand is found in a noisy output."""
+        controls = [
+            control
+            for operand, one in found.items()
+            if self.setting.legal.dense(output, operand).any()
+            for control in controls_for(operand, one)
+        ]
+        memo: Memo = {}
+        return any(
+            found_by(runner, exact, control, output=output, memo=memo) is not None
+            for control in controls
+        ) or any(found_in_means(runner, control, self.seed, output) for control in controls)
+
+    def _noisy(self, runner: Runner, tally: Tally, found: dict[str, Reach]) -> None:
         """Outputs whose bits differ between equal calls: inputs whose sums are exact, then a permutation test."""
         if not runner.noisy or self._stopped(tally):
             return
@@ -246,6 +281,12 @@ class Steps:
         )
         if done < len(exact) or not result.complete:
             self.reasons.append(f"the budget ended before {names} was tested")
+            return
+        for output in sorted(runner.noisy.general):
+            if not self._shown_in(runner, exact, found, output):
+                self.reasons.append(
+                    f"no planted leak was found in {output}, whose bits differ between equal calls"
+                )
 
     def _poisons(self, runner: Runner, operands: Sequence[str]) -> None:
         """NaN and infinity, a property of its own."""

@@ -88,7 +88,7 @@ class KernelSubject:
                 )
             found = read(results, setting, wanted=setting.outputs)
         except KernelError as error:
-            return Outcome(failure=str(error))
+            return Outcome(failure=str(error).replace("in case the hunt", "in the hunt"))
         touched = tuple(
             name
             for name, x in given.items()

@@ -73,8 +73,8 @@ def test_what_can_be_found_by_brute_force() -> None:
 def test_documents_that_end_at_blocks_share_none() -> None:
     found = reach(setting(128, 128), "v", ("out", "lse"))
     assert Severity.CROSS_DOCUMENT in found.apart
-    (own, across) = controls_for("v", found)
-    assert (own.grid, own.size, across.grid) == ("document", 32, "tensor")
+    (own, tail, across) = controls_for("v", found)
+    assert (own.grid, own.size, tail.grid, across.grid) == ("document", 32, "tail", "tensor")
 
 
 def test_no_control_where_no_scale_could_leak() -> None:
@@ -151,26 +151,41 @@ def test_changes_by_hand() -> None:
     assert changed(inputs, ("put", "q", 0, 0, 1, 0x3F80))["q"].tolist() == [[[1.5, 1]], [[0, 5]]]
 
 
-def test_the_plan_changes_every_token_alone_strictly_inside_blocks_first() -> None:
+def test_the_plan_changes_every_token_alone_by_several_edits_those_of_cut_blocks_first() -> None:
     one = setting(40, 24)
     cases = plan.cases(one, one.operands, seed=0)
     assert [case.index for case in cases] == list(range(len(cases)))
+    tail = {*range(32, 40), *range(56, 64)}
     for operand in one.operands:
-        alone = {
-            case.edit.tokens[0]
-            for case in cases
-            if case.edit.operand == operand and len(case.edit.tokens) == 1
-        }
-        assert alone == set(range(64))
-        order = dict.fromkeys(
-            case.edit.tokens[0]
-            for case in cases
-            if case.edit.operand == operand and len(case.edit.tokens) == 1
-        )
-        inside = [bool(one.place[token] % 16) for token in order]
-        assert inside == sorted(inside, reverse=True)
+        own = [c for c in cases if c.edit.operand == operand and len(c.edit.tokens) == 1]
+        for token in range(64):
+            alone = [c for c in own if c.edit.tokens == (token,)]
+            assert {c.edit.action for c in alone} >= {Action.TIMES, Action.NEGATE, Action.ZERO}
+            assert any(c.edit.action is Action.TIMES and c.edit.amount >= 16 for c in alone)
+            assert len({(c.base.family, c.edit.action) for c in alone}) >= 3 + (token in tail)
+        # By then every token of a cut block was multiplied, and few others were changed at all.
+        done = {t: i for i, c in reversed(list(enumerate(own))) for t in c.edit.tokens}
+        assert max(done[t] for t in tail) < 40
+        assert sum(done[t] < 40 for t in range(64)) < 50
     assert cases == plan.cases(setting(40, 24), one.operands, seed=0)
     assert cases != plan.cases(one, one.operands, seed=1)
+
+
+def test_controls_of_the_last_block_and_of_the_gradients() -> None:
+    one = setting(40, 24, heads=1)
+    found = controls_for("q", reach(one, "q", one.outputs))
+    (tail,) = (x for x in found if x.grid == "tail")
+    (backward,) = (x for x in found if x.severity is Severity.BACKWARD)
+    assert not backward.wanted(Severity.FORWARD)
+    assert backward.wanted(Severity.BACKWARD)
+    inputs = {"q": np.full((64, 1, 8), 2.0**-20).astype(BF16)}
+    inputs["q"][:, 0, 0] = 1.0703125  # no value of e4m3
+    for token, shared in ((35, set(range(32, 40))), (50, set(range(40, 64))), (20, set())):
+        edited = {"q": inputs["q"].copy()}
+        edited["q"][token, 0, 1] = 1
+        after = tail.planted(edited, one)["q"][:, 0].astype(np.float64)
+        assert set(np.flatnonzero(after[:, 1] == 0).tolist()) == shared - {token}
+        assert (after[:32, 0] == 1.0703125).all()
 
 
 def test_one_operand_is_changed_at_a_time_by_every_kind_of_edit() -> None:

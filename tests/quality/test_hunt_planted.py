@@ -6,6 +6,7 @@ Which of them leak is written down in `tests.leakage.planted`, from the table of
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flamia_ref.leakage import HuntReport, Severity, hunt
@@ -148,7 +149,9 @@ def test_the_safe_uses_together_show_nothing() -> None:
     assert report.verdict == "none_found", report
     assert not report.witnesses
     assert all(one.found for one in report.controls)
-    assert len(report.controls) == 8  # of each operand, within a document and across
+    assert (
+        len(report.controls) == 16
+    )  # of each operand: blocks, last blocks, gradients, across documents
 
 
 @pytest.mark.nightly
@@ -225,3 +228,56 @@ def test_windows_and_full_attention() -> None:
         planted({"s.q": "tile"}), causal=False, backward=False, severities=("past",), **settings
     )
     assert counted.leaks
+
+
+CUT: dict[str, dict[str, Any]] = {
+    "P in dV": {"uses": {"dv.p": "tile"}},
+    "rescaling": {"decision": "tile"},
+}
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in range(1, 6))]
+)
+@pytest.mark.parametrize("name", CUT)
+def test_leaks_of_a_few_rows_of_a_cut_block_are_found(name: str, seed: int) -> None:
+    report = hunt(
+        planted(**CUT[name]),
+        lengths=DOCUMENTS,
+        head_dim=HEAD_DIM,
+        seed=seed,
+        backward=name == "P in dV",
+        enough=1,
+    )
+    assert report.leaks
+
+
+def coupled(operand: str, first: int) -> Any:
+    """Attention in which two tokens of an operand share one power of two a channel, in int8."""
+    plain = planted()
+
+    def kernel(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
+        given = {"q": q, "k": k, "v": v}
+        x = given[operand].astype(np.float64)
+        pair = slice(first, first + 2)
+        amax = np.abs(x[pair]).max(axis=0, keepdims=True)
+        unit = 2.0 ** np.ceil(np.log2(np.where(amax > 0, amax, 1) / 127))
+        x[pair] = np.round(x[pair] / unit) * unit
+        return plain(**(given | {operand: x}), **keywords)
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("operand", "first"),
+    [("q", 3), ("k", 12), ("v", 39)]
+    + [
+        pytest.param(*one, marks=pytest.mark.nightly)
+        for one in (("q", 6), ("q", 44), ("k", 0), ("k", 15), ("k", 52), ("v", 20))
+    ],
+)
+def test_two_tokens_that_share_a_scale_are_found(operand: str, first: int) -> None:
+    report = hunt(
+        coupled(operand, first), lengths=DOCUMENTS, head_dim=HEAD_DIM, backward=False, enough=1
+    )
+    assert report.leaks
