@@ -223,10 +223,11 @@ def _subject(certificate: Certificate) -> str:
 
 
 def _verdict(certificate: Certificate) -> str:
-    outputs = ", ".join(dict.fromkeys(count.output for count in certificate.counts))
+    names = list(dict.fromkeys(count.output for count in certificate.counts))
+    outputs = names[0] if len(names) == 1 else f"each of {', '.join(names)}"
     if certificate.verdict is Proof.PROVED:
         tokens = "exactly the legal tokens" if certificate.exact else "legal tokens only"
-        text = f"PROVED: {outputs} depend on {tokens}"
+        text = f"PROVED: {outputs} depends on {tokens}"
         if certificate.strict:
             return f"{text}, whatever the values"
         clauses = ["nothing that comes of the inputs is infinite or NaN"]
@@ -235,9 +236,9 @@ def _verdict(certificate: Certificate) -> str:
     total = sum(certificate.severities.values())
     kinds = ", ".join(f"{count} {severity}" for severity, count in certificate.severities.items())
     if certificate.verdict is Proof.INCONCLUSIVE:
-        names = ", ".join(certificate.unknown)
+        without = ", ".join(certificate.unknown)
         return (
-            f"INCONCLUSIVE: {total} illegal dependencies ({kinds}), but {names} has no rule here and is taken to make"
+            f"INCONCLUSIVE: {total} illegal dependencies ({kinds}), but {without} has no rule here and is taken to make"
             " everything of everything"
         )
     return f"NOT PROVED: {total} illegal dependencies ({kinds})"
