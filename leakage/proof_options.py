@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flamia_ref._errors import shown
+from flamia_ref.leakage.setting_options import add_documents, add_heads, numbers
 
 EPILOG = (
     "Exit status: 0 proved, or all that is illegal is in the past of its document; 1 not proved; 2 bad usage, or"
@@ -16,22 +16,10 @@ VERIFY_EPILOG = "Exit status: 0 made anew it says the same, 1 it does not, 2 it 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `leak prove`, but for the subject's."""
-    parser.add_argument(
-        "--lengths",
-        type=numbers,
-        default=[64],
-        metavar="N,N,...",
-        help="tokens of each document (default: 64)",
-    )
+    add_documents(parser, [64])
     parser.add_argument("--lengths-k", type=numbers, metavar="N,N,...", help="of their keys")
-    parser.add_argument("--head-dim", type=int, default=64, metavar="N", help="(default: 64)")
+    add_heads(parser)
     parser.add_argument("--value-dim", type=int, metavar="N", help="(default: that of --head-dim)")
-    parser.add_argument("--heads", type=int, default=1, metavar="N", help="(default: 1)")
-    parser.add_argument("--kv-heads", type=int, default=1, metavar="N", help="(default: 1)")
-    parser.add_argument("--full", action="store_true", help="no causal mask")
-    parser.add_argument(
-        "--window", type=window, metavar="L,R", help="keys seen to the left and right; -1 for all"
-    )
     parser.add_argument("--top-left", action="store_true", help="the mask's alignment")
     parser.add_argument("--softcap", type=float, metavar="X")
     parser.add_argument("--sink", action="store_true", help="give each head a sink")
@@ -64,21 +52,3 @@ def arguments(options: argparse.Namespace) -> dict[str, Any]:
         "strict": options.strict,
         "dtype": options.dtype,
     }
-
-
-def numbers(text: str) -> list[int]:
-    """Whole numbers with commas between them."""
-    try:
-        return [int(one) for one in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{shown(text)} must be whole numbers with commas between them"
-        ) from None
-
-
-def window(text: str) -> tuple[int, ...]:
-    """Two whole numbers with a comma between them."""
-    found = numbers(text)
-    if len(found) != 2:
-        raise argparse.ArgumentTypeError(f"{shown(text)} must be two whole numbers, LEFT,RIGHT")
-    return tuple(found)

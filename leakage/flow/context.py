@@ -27,7 +27,7 @@ class Assumption(StrEnum):
     """A value that a test for NaN, infinity or negative zero is made of is none of these."""
 
 
-class Refused(NotImplementedError):
+class Refused(ValueError):
     """A program does what no analysis of it can follow, such as calling back to Python."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flamia_ref.leakage.proof_options import numbers, window
+from flamia_ref.leakage.setting_options import add_documents, add_heads
 
 EPILOG = (
     "Exit status: 0 none found, and every planted leak was; 1 a leak was found; 2 bad usage or input, or inconclusive:"
@@ -18,20 +18,8 @@ FILES = ("junit", "html", "png")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `leak hunt`, but for the subject's."""
-    parser.add_argument(
-        "--lengths",
-        type=numbers,
-        default=[64],
-        metavar="N,N,...",
-        help="tokens of each document (default: 64)",
-    )
-    parser.add_argument("--head-dim", type=int, default=64, metavar="N", help="(default: 64)")
-    parser.add_argument("--heads", type=int, default=1, metavar="N", help="(default: 1)")
-    parser.add_argument("--kv-heads", type=int, default=1, metavar="N", help="(default: 1)")
-    parser.add_argument("--full", action="store_true", help="no causal mask")
-    parser.add_argument(
-        "--window", type=window, metavar="L,R", help="keys seen to the left and right; -1 for all"
-    )
+    add_documents(parser, [64])
+    add_heads(parser)
     parser.add_argument("--forward-only", action="store_true", help="leave the gradients out")
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of the cases (default: 0)"

@@ -45,6 +45,20 @@ class Setting:
     softmax_scale: float
     backward: bool
 
+    def to_document(self) -> dict[str, Any]:
+        """The setting as plain data, by the keywords of `of`."""
+        return {
+            "lengths": list(self.lengths),
+            "head_dim": self.head_dim,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "causal": self.mask.causal,
+            "window": list(self.mask.window),
+            "alignment": self.mask.alignment,
+            "softmax_scale": self.softmax_scale,
+            "backward": self.backward,
+        }
+
     @classmethod
     def of(
         cls,

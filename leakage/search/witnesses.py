@@ -198,17 +198,7 @@ class FoundWitness:
                 name: list(value) if isinstance(value, tuple) else value
                 for name, value in ((field, getattr(self.edit, field)) for field in Edit.__slots__)
             },
-            "setting": {
-                "lengths": list(setting.lengths),
-                "head_dim": setting.head_dim,
-                "heads": setting.heads,
-                "kv_heads": setting.kv_heads,
-                "causal": setting.mask.causal,
-                "window": list(setting.mask.window),
-                "alignment": setting.mask.alignment,
-                "softmax_scale": setting.softmax_scale,
-                "backward": setting.backward,
-            },
+            "setting": setting.to_document(),
         }
 
     @classmethod

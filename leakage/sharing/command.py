@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from flamia_ref.leakage.proof_options import numbers, window
+from flamia_ref.leakage.setting_options import add_documents, numbers
 
 if TYPE_CHECKING:
     from flamia_ref.attention import Recipe
@@ -25,18 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="a recipe by name, or a JSON file of one, also one that is not computed here",
     )
-    parser.add_argument(
-        "--lengths",
-        type=numbers,
-        default=[64, 20],
-        metavar="N,N,...",
-        help="tokens of each document (default: 64,20)",
-    )
+    add_documents(parser, [64, 20])
     parser.add_argument("--lengths-k", type=numbers, metavar="N,N,...", help="of their keys")
-    parser.add_argument("--full", action="store_true", help="no causal mask")
-    parser.add_argument(
-        "--window", type=window, metavar="L,R", help="keys seen to the left and right; -1 for all"
-    )
     parser.add_argument("--top-left", action="store_true", help="the mask's alignment")
     parser.add_argument(
         "--grid",
