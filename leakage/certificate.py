@@ -306,6 +306,13 @@ def _granted(certificate: Certificate) -> list[str]:
     lines = [
         f"{equations} equations of {kinds} primitives; of the program as traced, not of how it is compiled"
     ]
+    if "data" in certificate.subject:
+        from flamia_ref.attention import Recipe
+
+        label = Recipe.from_json(certificate.subject["data"]).label
+        lines.append(
+            f"the recipe itself has evidence {label}: that a kernel computes it is not proved"
+        )
     if certificate.strict:
         lines.append("strict: nothing is assumed of values")
     else:

@@ -365,6 +365,12 @@ def test_the_verdict_says_what_it_takes_for_granted():
     assert "divisor" not in text
 
 
+@pytest.mark.parametrize("name", ["bf16-fa4", "flamia-mxfp8"])
+def test_a_certificate_shows_the_evidence_of_its_recipe(name):
+    text = str(prove(name, lengths=[4], head_dim=32, backward=False))
+    assert f"evidence {RECIPES[name].label}:" in text
+
+
 def test_a_recipe_under_the_name_of_another_says_so():
     disguised = dataclasses.replace(RECIPES["bf16-fa4"], name="cudnn-mxfp8")
     certificate = prove(disguised, lengths=[4], head_dim=32, backward=False)
