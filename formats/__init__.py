@@ -11,21 +11,24 @@ if TYPE_CHECKING:
     from flamia_ref.formats import layout as layout
     from flamia_ref.formats.bits import decode_bits as decode_bits
     from flamia_ref.formats.bits import encode_bits as encode_bits
+    from flamia_ref.formats.block import Arithmetic as Arithmetic
     from flamia_ref.formats.block import BlockFormat as BlockFormat
-    from flamia_ref.formats.block import InfinityPolicy as InfinityPolicy
+    from flamia_ref.formats.block import Choice as Choice
     from flamia_ref.formats.block import NanPolicy as NanPolicy
+    from flamia_ref.formats.block import PartialBlock as PartialBlock
     from flamia_ref.formats.block import ScaleRule as ScaleRule
-    from flamia_ref.formats.block import UnderflowPolicy as UnderflowPolicy
+    from flamia_ref.formats.block import Subnormals as Subnormals
+    from flamia_ref.formats.block import TensorExtent as TensorExtent
+    from flamia_ref.formats.block import ZeroSign as ZeroSign
+    from flamia_ref.formats.blocks import encode_blocks as encode_blocks
+    from flamia_ref.formats.blocks import quantize_bits as quantize_bits
+    from flamia_ref.formats.elements import value_bits as value_bits
     from flamia_ref.formats.encoding import decode as decode
     from flamia_ref.formats.encoding import encode as encode
     from flamia_ref.formats.presets import PRESETS as PRESETS
     from flamia_ref.formats.quantizer import BlockTensor as BlockTensor
     from flamia_ref.formats.quantizer import dequantize as dequantize
-    from flamia_ref.formats.quantizer import encode_blocks as encode_blocks
-    from flamia_ref.formats.quantizer import least_power as least_power
     from flamia_ref.formats.quantizer import quantize as quantize
-    from flamia_ref.formats.quantizer import quantize_bits as quantize_bits
-    from flamia_ref.formats.quantizer import value_bits as value_bits
     from flamia_ref.formats.rounding import Overflow as Overflow
     from flamia_ref.formats.rounding import Rounding as Rounding
     from flamia_ref.formats.scalar import BF16 as BF16
@@ -42,24 +45,29 @@ if TYPE_CHECKING:
     from flamia_ref.formats.scalar import UE4M3 as UE4M3
     from flamia_ref.formats.scalar import ScalarFormat as ScalarFormat
     from flamia_ref.formats.scalar import Specials as Specials
+    from flamia_ref.formats.scales import least_power as least_power
 else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {
             "bits": ["decode_bits", "encode_bits"],
-            "block": ["BlockFormat", "InfinityPolicy", "NanPolicy", "ScaleRule", "UnderflowPolicy"],
+            "block": [
+                "Arithmetic",
+                "BlockFormat",
+                "Choice",
+                "NanPolicy",
+                "PartialBlock",
+                "ScaleRule",
+                "Subnormals",
+                "TensorExtent",
+                "ZeroSign",
+            ],
+            "blocks": ["encode_blocks", "quantize_bits"],
+            "elements": ["value_bits"],
             "encoding": ["decode", "encode"],
             "layout": [],
             "presets": ["PRESETS"],
-            "quantizer": [
-                "BlockTensor",
-                "dequantize",
-                "encode_blocks",
-                "least_power",
-                "quantize",
-                "quantize_bits",
-                "value_bits",
-            ],
+            "quantizer": ["BlockTensor", "dequantize", "quantize"],
             "rounding": ["Overflow", "Rounding"],
             "scalar": [
                 "BF16",
@@ -77,5 +85,6 @@ else:
                 "ScalarFormat",
                 "Specials",
             ],
+            "scales": ["least_power"],
         },
     )

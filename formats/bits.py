@@ -153,6 +153,8 @@ def _round(
             return code + (twice > unit).astype(word)
         case Rounding.NEAREST_AWAY:
             return code + (rest + rest >= unit).astype(word)
+        case Rounding.NEAREST_ZERO:
+            return code + (rest + rest > unit).astype(word)
         case Rounding.TOWARD_ZERO:
             return code
         case Rounding.UP | Rounding.DOWN:

@@ -5,28 +5,24 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from flamia_ref import _backend, _float32, _primitive
+from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
 from flamia_ref._errors import shown
-from flamia_ref.formats.bits import check_type, decode_bits, encode_bits
-from flamia_ref.formats.block import (
-    ALL,
-    Block,
-    BlockFormat,
-    InfinityPolicy,
-    NanPolicy,
-    ScaleRule,
-    UnderflowPolicy,
-)
+from flamia_ref.formats.block import Block, BlockFormat, PartialBlock, TensorExtent
+from flamia_ref.formats.blocks import Quantized, amax_of_tensor, block_extents, quantize_values
+from flamia_ref.formats.elements import value_bits
 from flamia_ref.formats.encoding import as_codes, as_floats, by_chunks, decode, source_bits
 from flamia_ref.formats.presets import PRESETS
-from flamia_ref.formats.rounding import Overflow, Rounding
-from flamia_ref.formats.scalar import E8M0, FP32
+from flamia_ref.formats.scalar import BF16, FP16, FP32, ScalarFormat
 
-_MANTISSA = np.uint32(0x7FFFFF)
 _PART = 1 << 18  # elements of a numpy array that are quantized at once
+_SOURCES: dict[Any, ScalarFormat] = {
+    np.dtype(ml_dtypes.bfloat16): BF16,
+    np.dtype(np.float16): FP16,
+}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,7 +32,8 @@ class BlockTensor:
     Attributes:
         codes: element codes [..., rows, columns].
         scales: scale codes [..., ceil(rows / r), ceil(columns / c)] for a block of (r, c).
-        tensor_scale: float32 scale of the whole tensor; None for formats without one.
+        tensor_scale: float32, one of the whole tensor, of shape (), or one of each row, [..., rows, 1]; None for
+            formats without one.
         format: the block format.
         block: rows and columns that share a scale, as numbers.
 
@@ -76,178 +73,13 @@ class BlockTensor:
         )
 
 
-@_backend.jit(static=("block_format", "block"))
-def quantize_bits(
-    bits: Array, block_format: BlockFormat, block: Block | None = None
-) -> tuple[Array, Array]:
-    """Element codes and scale codes of float32 bits.
-
-    Args:
-        bits: uint32 [..., rows, columns].
-        block_format: the format.
-        block: rows and columns that share a scale; None for the format's own. Not checked.
-
-    Returns:
-        Element codes of the shape of `bits`, scale codes [..., ceil(rows / r), ceil(columns / c)].
-
-    Raises TypeError for bits that are not uint32, ValueError for fewer than two axes.
-    """
-    check_type("bits", bits, np.uint32)
-    if bits.ndim < 2:
-        raise ValueError(f"quantize_bits takes [..., rows, columns], not shape {bits.shape}")
-    rows, columns = block_extents(block_format.block if block is None else block, bits.shape)
-    x = _in_blocks(bits, rows, columns)
-    magnitude = x & _float32.MAGNITUDE
-    if block_format.nan is NanPolicy.IGNORE:
-        xp = _backend.namespace(bits)
-        magnitude = xp.where(magnitude > _float32.INFINITY, np.uint32(0), magnitude)
-    amax = magnitude.max(axis=(-3, -1))
-    scales = scale_codes(amax, block_format)
-    if block_format.row_span is not None:
-        row = scale_codes(amax.max(axis=-1, keepdims=True, initial=0), block_format)
-        scales = _raised(scales, row, block_format)
-    codes = _element_codes(x, scales[..., :, None, :, None], block_format)
-    return _out_of_blocks(codes, bits.shape), scales
-
-
-@_backend.jit(static=("block_format", "block"))
-def encode_blocks(
-    bits: Array, scales: Array, block_format: BlockFormat, block: Block | None = None
-) -> Array:
-    """Element codes of float32 bits by scales that are given: what `quantize_bits` does after it chose its own.
-
-    Args:
-        bits: uint32 [..., rows, columns].
-        scales: scale codes [..., ceil(rows / r), ceil(columns / c)] for a block of (r, c).
-        block_format, block: as in `quantize_bits`.
-
-    Returns codes of the shape of `bits`. Raises TypeError for bits or scales of another type.
-    """
-    check_type("bits", bits, np.uint32)
-    check_type("scales", scales, block_format.scale.code_dtype)
-    rows, columns = block_extents(block_format.block if block is None else block, bits.shape)
-    x = _in_blocks(bits, rows, columns)
-    return _out_of_blocks(
-        _element_codes(x, scales[..., :, None, :, None], block_format), bits.shape
-    )
-
-
-def _raised(scales: Array, row: Array, block_format: BlockFormat) -> Array:
-    """Scales not more than `row_span` powers below that of their row; NaN where that is."""
-    xp = _backend.namespace(scales, row)
-    nan, dtype = block_format.scale.nan_code, block_format.scale.code_dtype
-    least = row.astype(np.int32) - np.int32(block_format.row_span or 0)
-    raised = xp.maximum(scales.astype(np.int32), least).astype(dtype)
-    return xp.where(row == dtype.type(nan), dtype.type(nan), raised)
-
-
-def block_extents(block: Block, shape: tuple[int, ...]) -> tuple[int, int]:
-    """A block with "all" replaced by the extent of an array of that shape, 1 if it is empty."""
-    rows, columns = (
-        max(size, 1) if extent == ALL else int(extent)
-        for extent, size in zip(block, shape[-2:], strict=True)
-    )
-    return rows, columns
-
-
-def _in_blocks(bits: Array, rows: int, columns: int) -> Array:
-    """[..., R, C] as [..., R / rows, rows, C / columns, columns], partial blocks filled with +0."""
-    *batch, height, width = bits.shape
-    down, across = -(-height // rows), -(-width // columns)
-    if (down * rows, across * columns) != (height, width):
-        padding = [(0, 0)] * len(batch) + [(0, down * rows - height), (0, across * columns - width)]
-        bits = _backend.namespace(bits).pad(bits, padding)
-    return bits.reshape((*batch, down, rows, across, columns))
-
-
-def _out_of_blocks(codes: Array, shape: tuple[int, ...]) -> Array:
-    *batch, down, rows, across, columns = codes.shape
-    whole = codes.reshape((*batch, down * rows, across * columns))
-    return whole[..., : shape[-2], : shape[-1]]
-
-
-def scale_codes(amax: Array, block_format: BlockFormat) -> Array:
-    """Scale codes of the float32 bits of amax, where a NaN stands for a block with a NaN."""
-    xp = _backend.namespace(amax)
-    element, scale = block_format.element, block_format.scale
-    offset = np.int32(-element.emax)
-    match block_format.rule:
-        case ScaleRule.FLOOR:
-            codes = encode_bits(amax, scale, rounding=Rounding.TOWARD_ZERO, exponent=offset)
-        case ScaleRule.CEIL:
-            codes = encode_bits(amax, scale, rounding=Rounding.UP, exponent=offset)
-        case ScaleRule.EVEN:
-            # Half a unit of the element's last place, added to amax, may carry into its exponent.
-            half = np.uint32(1 << (22 - element.mantissa_bits))
-            carry = ((amax + half) >> np.uint32(23)) - (amax >> np.uint32(23))
-            offset = carry.astype(np.int32) + offset
-            codes = encode_bits(amax, scale, rounding=Rounding.TOWARD_ZERO, exponent=offset)
-        case ScaleRule.RCEIL:
-            reciprocal = (np.float32(1) / np.float32(element.max)).view(np.uint32)
-            d = _float32.multiply(amax, reciprocal)
-            codes = encode_bits(d, scale, rounding=Rounding.UP)
-        case ScaleRule.EXACT_RCEIL:
-            codes = least_power(amax, element.max)
-        case ScaleRule.NVFP4_ONE_LEVEL:
-            largest = np.float32(element.max).view(np.uint32)
-            codes = encode_bits(_float32.divide(amax, largest), scale)
-    if block_format.infinity is InfinityPolicy.NAN_BLOCK:
-        codes = xp.where(amax == _float32.INFINITY, np.uint8(scale.nan_code), codes)
-    if block_format.zero_scale:
-        codes = xp.where(amax == 0, np.uint8(block_format.zero_scale), codes)
-    return codes
-
-
-def least_power(amax: Array, largest: float) -> Array:
-    """E8M0 codes of the smallest 2^k, from 2^-127 to 2^127, with amax <= largest 2^k: 254 for infinity, 255 for NaN.
-
-    By integers: the difference of their exponents, and 1 if amax has more mantissa. `amax` are float32 bits of
-    magnitudes, `largest` is a normal float32 above 1.
-    """
-    xp = _backend.namespace(amax)
-    limit = np.float32(largest).view(np.uint32)
-    exponent = (amax >> np.uint32(23)).astype(np.int32) - np.int32((limit >> 23) - 127)
-    more = (amax & _MANTISSA) > (limit & _MANTISSA)
-    # A subnormal amax is below largest 2^-127, and its exponent field 0 gives code 0.
-    codes = xp.clip(exponent + more.astype(np.int32), 0, E8M0.max_code)
-    codes = xp.where(amax == _float32.INFINITY, np.int32(E8M0.max_code), codes)
-    codes = xp.where(amax > _float32.INFINITY, np.int32(E8M0.nan_code), codes)
-    return codes.astype(E8M0.code_dtype)
-
-
-def _element_codes(bits: Array, scales: Array, block_format: BlockFormat) -> Array:
-    """Element codes of float32 bits, given scale codes that broadcast against them."""
-    xp = _backend.namespace(bits, scales)
-    element, scale = block_format.element, block_format.scale
-    quotient, exponent = bits, None
-    if block_format.rule.gives_powers:
-        exponent = np.int32(scale.bias) - scales.astype(np.int32)
-    else:
-        quotient = _float32.divide(bits, decode_bits(scales, scale))
-    codes = encode_bits(
-        quotient,
-        element,
-        rounding=block_format.rounding,
-        overflow=block_format.overflow,
-        exponent=exponent,
-    )
-    if block_format.underflow is UnderflowPolicy.FLUSH:
-        number = (bits & _float32.MAGNITUDE) <= _float32.INFINITY
-        sign = (bits >> np.uint32(31)).astype(element.code_dtype)
-        flushed = sign * element.code_dtype.type(element.sign_code)
-        codes = xp.where((scales == 0) & number, flushed, codes)
-    if block_format.can_be_nan:
-        nan = _primitive.special(scales == scale.nan_code)
-        codes = xp.where(nan, element.code_dtype.type(element.nan_code), codes)
-    return codes
-
-
 def quantize(
     x: Array,
     preset_or_format: str | BlockFormat,
     *,
     block: Any = None,
     tensor_amax: Any = None,
+    random_bits: Any = None,
 ) -> BlockTensor:
     """x in a block format, the scale of each block from its own amax.
 
@@ -257,8 +89,12 @@ def quantize(
         preset_or_format: a `BlockFormat` or its name in `PRESETS`.
         block: (rows, columns) that share a scale, one of the format's `blocks`; "all", -1 or None
             stands for a whole extent. By default the format's own. The last blocks of a row or
-            column cover what is there.
-        tensor_amax: for formats with a scale of the whole tensor; these two have none.
+            column cover what is there, where the format has such (`partial`).
+        tensor_amax: for formats with a tensor scale: the amax that it is made from, in place of
+            that of x; finite, 0 or more. One number, or an array that broadcasts against x with one
+            column; with one row too unless the format scales each row.
+        random_bits: uint8, uint16 or uint32 of the shape of x: elements are rounded stochastically
+            by them, as in `encode`, whatever the format's rounding.
 
     Returns:
         A `BlockTensor` in the library of x. The derivative under JAX is zero, as in `encode`.
@@ -266,38 +102,170 @@ def quantize(
     Raises:
         TypeError: for values of another type.
         ValueError: for an unknown name, fewer than two axes, a block the format does not have, a
-            tensor_amax it does not take, or float64 values that are not float32 values.
+            partial block that it refuses, a tensor_amax that it does not take or that is NaN,
+            infinite or negative, random bits of another shape, or float64 values that are not
+            float32 values.
     """
     block_format = _block_format(preset_or_format)
     chosen = block_format.checked_block(block)
-    if tensor_amax is not None:
-        raise ValueError(f"{block_format.name} has no scale of the whole tensor: no tensor_amax")
     values = as_floats(x, "quantize")
     if values.ndim < 2:
         raise ValueError(f"quantize takes [..., rows, columns], not shape {values.shape}")
     extents = block_extents(chosen, values.shape)
-    codes, scales = _by_parts(_float32_values(values), block_format, extents)
-    return BlockTensor(codes=codes, scales=scales, format=block_format, block=extents)
+    _check_partial(values.shape, extents, block_format)
+    values = _float32_values(values)
+    amax = _checked_amax(tensor_amax, values, block_format)
+    drawn = _checked_random(random_bits, values)
+    if amax is None and block_format.has_tensor_scale and not _backend.is_jax(values):
+        amax = _amax_by_parts(values, block_format)
+    found = _by_parts(values, block_format, extents, amax, drawn)
+    tensor_scale = found.tensor_scale
+    if tensor_scale is not None:
+        tensor_scale = _backend.from_bits(tensor_scale, np.float32)
+        if tensor_scale.size == 1 and block_format.tensor_extent is TensorExtent.TENSOR:
+            tensor_scale = tensor_scale.reshape(())
+    return BlockTensor(
+        codes=found.codes,
+        scales=found.scales,
+        tensor_scale=tensor_scale,
+        format=block_format,
+        block=extents,
+    )
+
+
+def _check_partial(
+    shape: tuple[int, ...], extents: tuple[int, int], block_format: BlockFormat
+) -> None:
+    ends = [size % extent for size, extent in zip(shape[-2:], extents, strict=True)]
+    if any(ends) and block_format.partial is PartialBlock.REFUSE:
+        raise ValueError(
+            f"{block_format.name} takes whole blocks of {extents}, as {block_format.library} does; x has"
+            f" {shape[-2]} rows and {shape[-1]} columns: pad it with zeros"
+        )
+    if block_format.signs is not None and shape[-1] % len(block_format.signs):
+        raise ValueError(
+            f"{block_format.name} transforms {len(block_format.signs)} columns at a time; x has {shape[-1]}:"
+            " pad it with zeros"
+        )
+
+
+def _checked_amax(given: Any, values: Array, block_format: BlockFormat) -> Array | None:
+    """float32 bits of the amax given, [..., 1 or rows, 1]."""
+    if given is None:
+        return None
+    if not block_format.has_tensor_scale:
+        raise ValueError(f"{block_format.name} has no scale of the whole tensor: no tensor_amax")
+    amax = _backend.plain("tensor_amax", given)
+    if amax.dtype.kind in "iu" or (amax.dtype == np.float64 and not _backend.is_jax(amax)):
+        with np.errstate(all="ignore"):
+            narrow = amax.astype(np.float32)
+        if not np.array_equal(narrow.astype(np.float64), amax, equal_nan=True):
+            raise ValueError(
+                f"tensor_amax {shown(given)} is no float32 value; round it first: numpy.float32"
+            )
+        amax = narrow
+    amax = as_floats(amax, "tensor_amax")
+    by_row = block_format.tensor_extent is TensorExtent.ROW
+    rows = (1, values.shape[-2]) if by_row else (1,)
+    shape = (1,) * (values.ndim - amax.ndim) + tuple(amax.shape)
+    fits = len(shape) == values.ndim and shape[-1] == 1 and shape[-2] in rows
+    if not fits or any(a not in (1, b) for a, b in zip(shape[:-2], values.shape[:-2], strict=True)):
+        allowed = "[..., rows, 1]" if by_row else "[..., 1, 1]"
+        raise ValueError(
+            f"tensor_amax has shape {tuple(amax.shape)}; x of shape {tuple(values.shape)} takes one number or {allowed}"
+        )
+    if not _backend.is_traced(amax):
+        host = _backend.host(amax).astype(np.float32)
+        wrong = host[~(np.isfinite(host) & (host >= 0))]
+        if wrong.size:
+            raise ValueError(f"tensor_amax is {wrong.ravel()[0]}; it must be finite and 0 or more")
+    return source_bits(amax).reshape(shape)
+
+
+def _checked_random(given: Any, values: Array) -> Array | None:
+    if given is None:
+        return None
+    drawn = _backend.plain("random_bits", given)
+    if drawn.dtype not in (np.uint8, np.uint16, np.uint32):
+        raise TypeError(f"random_bits are uint8, uint16 or uint32, not {drawn.dtype}")
+    if drawn.shape != values.shape:
+        raise ValueError(
+            f"random_bits have shape {drawn.shape}; give them that of x, {values.shape}"
+        )
+    return drawn
+
+
+def _amax_by_parts(values: Array, block_format: BlockFormat) -> Array:
+    """`amax_of_tensor` of a numpy array, large ones a part at a time."""
+    if block_format.signs is not None or values.size <= _PART:
+        return None
+    flat = values.reshape(-1, values.shape[-1])
+    step = max(1, _PART // max(values.shape[-1], 1))
+    parts = [
+        amax_of_tensor(source_bits(flat[start : start + step]), block_format)
+        for start in range(0, flat.shape[0], step)
+    ]
+    if block_format.tensor_extent is TensorExtent.ROW:
+        return np.concatenate(parts).reshape((*values.shape[:-1], 1))
+    return np.stack(parts).max().reshape((1,) * values.ndim)
 
 
 def _by_parts(
-    values: Array, block_format: BlockFormat, block: tuple[int, int]
-) -> tuple[Array, Array]:
+    values: Array,
+    block_format: BlockFormat,
+    block: tuple[int, int],
+    amax: Array | None,
+    random_bits: Array | None,
+) -> Quantized:
     """Quantize; large numpy arrays half by half, so that the temporaries stay small."""
     rows = values.ndim - 2
     axis = next((axis for axis in range(rows) if values.shape[axis] > 1), rows)
     unit = block[0] if axis == rows else 1
     middle = values.shape[axis] // (2 * unit) * unit
-    if _backend.is_jax(values) or values.size <= _PART or not middle:
-        return _quantize(values, block_format, block)
-    halves = [_by_parts(half, block_format, block) for half in np.split(values, [middle], axis)]
-    codes, scales = zip(*halves, strict=True)
-    return np.concatenate(codes, axis), np.concatenate(scales, axis)
+    whole = block_format.has_tensor_scale and amax is None
+    if _backend.is_jax(values) or values.size <= _PART or not middle or whole:
+        return _quantize(values, block_format, block, amax, random_bits)
+    halves = [
+        _by_parts(*half)
+        for half in zip(
+            np.split(values, [middle], axis),
+            (block_format,) * 2,
+            (block,) * 2,
+            _split(amax, middle, axis),
+            _split(random_bits, middle, axis),
+            strict=True,
+        )
+    ]
+    codes, scales, tensor_scales = zip(*halves, strict=True)
+    tensor_scale = tensor_scales[0]
+    if tensor_scale is not None and tensor_scale.shape[axis] > 1:
+        tensor_scale = np.concatenate(tensor_scales, axis)
+    return Quantized(np.concatenate(codes, axis), np.concatenate(scales, axis), tensor_scale)
+
+
+def _split(x: Array | None, middle: int, axis: int) -> Any:
+    if x is None or x.shape[axis] == 1:
+        return x, x
+    return np.split(x, [middle], axis)
 
 
 @_backend.jit(static=("block_format", "block"))
-def _quantize(values: Array, block_format: BlockFormat, block: Block) -> tuple[Array, Array]:
-    return quantize_bits(source_bits(values), block_format, block)
+def _quantize(
+    values: Array,
+    block_format: BlockFormat,
+    block: Block,
+    tensor_amax: Array | None,
+    random_bits: Array | None,
+) -> Quantized:
+    source = _SOURCES.get(np.dtype(values.dtype), FP32)
+    return quantize_values(
+        source_bits(values),
+        block_format,
+        block,
+        source=source,
+        tensor_amax=tensor_amax,
+        random_bits=random_bits,
+    )
 
 
 def _block_format(given: object) -> BlockFormat:
@@ -324,12 +292,13 @@ def _float32_values(values: Array) -> Array:
 
 
 def dequantize(block_tensor: BlockTensor, dtype: Any = np.float32) -> Array:
-    """The values of a block tensor: code value times scale value.
+    """The values of a block tensor: code value times scale value, times or over the tensor scale.
 
     Args:
         block_tensor: with codes [..., rows, columns] and one scale for each block.
-        dtype: float32, exact but for values of 2^128 and more, which become infinity; or float64,
-            exact, always numpy.
+        dtype: float32, or float64, which is always numpy. Without a tensor scale both are exact but
+            for values of 2^128 and more, infinity in float32; with one the exact value is rounded
+            once to float32, and to float64 where it is divided by the tensor scale.
 
     Returns:
         Values of the shape of the codes; NaN where the element or the scale is NaN.
@@ -337,13 +306,11 @@ def dequantize(block_tensor: BlockTensor, dtype: Any = np.float32) -> Array:
     Raises:
         TypeError: for what is no `BlockTensor`, codes that are not integers, another dtype, or
             float64 of a traced tensor.
-        ValueError: for scales whose shape does not fit, codes outside their format, or a scale of
-            the whole tensor.
+        ValueError: for scales whose shape does not fit, codes outside their format, or a tensor
+            scale that is missing, of another shape, or one too many.
     """
     if not isinstance(block_tensor, BlockTensor):
         raise TypeError(f"dequantize takes a BlockTensor, not a {type(block_tensor).__name__}")
-    if block_tensor.tensor_scale is not None:
-        raise ValueError(f"{block_tensor.format.name} has no scale of the whole tensor")
     wanted = np.dtype(dtype)
     if wanted not in (np.float32, np.float64):
         raise TypeError(f"dequantize gives float32 or float64, not {wanted}")
@@ -361,11 +328,44 @@ def dequantize(block_tensor: BlockTensor, dtype: Any = np.float32) -> Array:
         )
     if wanted == np.float64 and (_backend.is_traced(codes) or _backend.is_traced(scales)):
         raise TypeError("float64 values are numpy, and a traced tensor has none; ask for float32")
+    tensor_scale = _tensor_scale(block_tensor, codes.shape)
     spread = _spread(scales, rows, columns, codes.shape)
-    if wanted == np.float32:
+    if wanted == np.float64:
+        values = decode(codes, block_format.element, np.float64)
+        values = values * decode(spread, block_format.scale, np.float64)
+        if tensor_scale is None:
+            return values
+        factor = _backend.host(tensor_scale).astype(np.float64)
+        with np.errstate(all="ignore"):
+            return values / factor if block_format.tensor_divides else values * factor
+    if tensor_scale is None:
         return by_chunks(lambda part, scale: _dequantize(part, scale, block_format), codes, spread)
-    values = decode(codes, block_format.element, np.float64)
-    return values * decode(spread, block_format.scale, np.float64)
+    return _dequantize_scaled(codes, spread, tensor_scale, block_format)
+
+
+def _tensor_scale(block_tensor: BlockTensor, shape: tuple[int, ...]) -> Array | None:
+    """The tensor scale as it broadcasts against codes of that shape."""
+    name, given = block_tensor.format.name, block_tensor.tensor_scale
+    if block_tensor.format.has_tensor_scale != (given is not None):
+        raise ValueError(
+            f"{name} has {'a' if given is None else 'no'} tensor scale; the block tensor has"
+            f" {'none' if given is None else 'one'}"
+        )
+    if given is None:
+        return None
+    scale = as_floats(given, "tensor_scale")
+    if scale.dtype != np.float32:
+        raise TypeError(f"tensor_scale is float32, not {scale.dtype}")
+    sizes = (1,) * (len(shape) - scale.ndim) + tuple(scale.shape)
+    if (
+        len(sizes) != len(shape)
+        or sizes[-1] != 1
+        or any(a not in (1, b) for a, b in zip(sizes, shape, strict=True))
+    ):
+        raise ValueError(
+            f"tensor_scale has shape {tuple(scale.shape)}; codes {shape} take (), or [..., rows, 1]"
+        )
+    return scale.reshape(sizes)
 
 
 @_backend.jit(static=("block_format",))
@@ -374,15 +374,12 @@ def _dequantize(codes: Array, scales: Array, block_format: BlockFormat) -> Array
 
 
 @_backend.jit(static=("block_format",))
-def value_bits(codes: Array, scales: Array, block_format: BlockFormat) -> Array:
-    """float32 bits of code values times scale values; `scales` broadcast against `codes`."""
-    xp = _backend.namespace(codes, scales)
-    elements = decode_bits(codes, block_format.element)
-    if not block_format.rule.gives_powers:
-        return _float32.multiply(elements, decode_bits(scales, block_format.scale))
-    exponents = scales.astype(np.int32) - np.int32(block_format.scale.bias)
-    values = encode_bits(elements, FP32, overflow=Overflow.NATIVE, exponent=exponents)
-    return xp.where(scales == block_format.scale.nan_code, _float32.NAN, values)
+def _dequantize_scaled(
+    codes: Array, scales: Array, tensor_scale: Array, block_format: BlockFormat
+) -> Array:
+    operation = _float32.divide if block_format.tensor_divides else _float32.multiply
+    value = operation(value_bits(codes, scales, block_format), _backend.bits(tensor_scale))
+    return _backend.from_bits(value, np.float32)
 
 
 def _spread(per_block: Array, rows: int, columns: int, shape: tuple[int, ...]) -> Array:

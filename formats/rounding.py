@@ -16,6 +16,8 @@ class Rounding(StrEnum):
     NEAREST_EVEN = "nearest_even"
     #: The nearer of a and b; at the midpoint the one of larger magnitude.
     NEAREST_AWAY = "nearest_away"
+    #: The nearer of a and b; at the midpoint the one of smaller magnitude.
+    NEAREST_ZERO = "nearest_zero"
     #: The one of smaller magnitude.
     TOWARD_ZERO = "toward_zero"
     #: b.

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flamia_ref import _backend, _float32
+from flamia_ref import _backend, _float32, _mufu
 from flamia_ref._backend import Array
 from flamia_ref._errors import Registry, shown, type_of, unknown_name
-from flamia_ref.arithmetic import correct, correct_log2, correct_tanh, mufu, polynomial
+from flamia_ref.arithmetic import correct, correct_log2, correct_tanh, polynomial
 from flamia_ref.evidence import Evidence
 
 
@@ -147,14 +147,14 @@ def tanh_bits(x: Array, *, model: str) -> Array:
 Rule = Callable[[Array], Array]
 
 _RULES: dict[tuple[str, str], Rule] = {
-    ("exp2", "mufu.sm90"): mufu.exp2_bits,
+    ("exp2", "mufu.sm90"): _mufu.exp2_bits,
     ("exp2", "polynomial3"): polynomial.exp2_bits,
     ("exp2", "correct"): correct.exp2_bits,
-    ("log2", "mufu.sm90"): mufu.log2_bits,
+    ("log2", "mufu.sm90"): _mufu.log2_bits,
     ("log2", "correct"): correct_log2.log2_bits,
-    ("reciprocal", "mufu.sm90"): mufu.reciprocal_bits,
+    ("reciprocal", "mufu.sm90"): _mufu.reciprocal_bits,
     ("reciprocal", "correct"): lambda x: _float32.divide(_float32.ONE, x),
-    ("tanh", "mufu.sm90"): mufu.tanh_bits,
+    ("tanh", "mufu.sm90"): _mufu.tanh_bits,
     ("tanh", "correct"): correct_tanh.tanh_bits,
 }
 """Of each function and model, the rule on bits."""

@@ -1,4 +1,4 @@
-"""Packing and scale tiles, against the formula and worked examples."""
+"""4-bit packing and 128x4 tiles, against the formula and worked examples."""
 
 from typing import Any
 
@@ -35,6 +35,21 @@ def test_spot_offsets() -> None:
     for (row, column), place in SPOTS.items():
         assert offset(row, column, 8) == place
         assert tiled[place] == scales[row, column]
+
+
+def test_the_worked_example_of_the_cudnn_front_end() -> None:
+    """Its page: a 4x2 matrix a to h, and the row and column of each byte of a tile."""
+    letters = np.arange(97, 105, dtype=np.uint8).reshape(4, 2)
+    tiled = tile(letters)
+    held = {place: bytes([byte]) for place, byte in enumerate(tiled.tolist()) if byte}
+    assert held == dict(
+        zip((0, 1, 16, 17, 32, 33, 48, 49), (b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"),
+            strict=True)
+    )  # fmt: skip
+    scales = np.random.default_rng(1).integers(0, 256, (128, 4), np.uint8)
+    tiled = tile(scales)
+    for place in range(512):
+        assert tiled[place] == scales[place % 16 // 4 * 32 + place // 16, place % 4]
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (64, 2), (2, 64), (128, 4), (129, 5), (160, 3), (5, 96)])
@@ -87,7 +102,7 @@ def test_bad_scales() -> None:
         tile(np.zeros(4, np.uint8))
     with pytest.raises(TypeError, match="codes are integers"):
         tile(np.zeros((4, 4), np.float32))
-    with pytest.raises(ValueError, match="e8m0 has no code -1"):
+    with pytest.raises(ValueError, match="a scale has no code -1; codes are 0 to 255"):
         tile(np.full((4, 4), -1))
     tiled = tile(numbered(128, 4))
     for shape in ((128, 5), (129, 4), (1, 128, 4), (0, 4)):
@@ -120,13 +135,13 @@ def test_bad_packing() -> None:
     for width in (15, 17):
         with pytest.raises(ValueError, match="must be even"):
             pack(np.zeros((2, width), np.uint8))
-    with pytest.raises(ValueError, match="must be even"):
+    with pytest.raises(ValueError, match="codes have at least one axis"):
         pack(np.uint8(1))
     with pytest.raises(ValueError, match="e2m1 has no code 16"):
         pack(np.array([0, 16], np.uint8))
     with pytest.raises(TypeError, match="codes are integers"):
         pack(np.zeros(2, bool))
-    with pytest.raises(ValueError, match="e8m0 has no code 256"):
+    with pytest.raises(ValueError, match="a byte has no code 256"):
         unpack(np.array([256]))
-    with pytest.raises(ValueError, match="at least one axis"):
+    with pytest.raises(ValueError, match="packed have at least one axis"):
         unpack(np.uint8(1))

@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import pytest
 
+from tests.formats import stored
 from tests.independent import float32
-from tests.independent.oracles import load
 from tests.independent.quantizer import quantize
 
 MINUS = float32.SIGN
@@ -13,8 +13,8 @@ MINUS = float32.SIGN
 
 def test_torchao_rceil() -> None:
     """bfloat16 blocks with a finite amax of at least 7 * 2**-120: the libraries agree there."""
-    blocks = load("quantizers", "inputs")["mx_bf16_bits"].tolist()
-    oracle = load("quantizers", "mx-torchao-0.18.0-e4m3-rceil")
+    blocks = stored.inputs()["mx_bf16_bits"].tolist()
+    oracle = stored.oracle("mx-torchao-0.18.0-e4m3-rceil")
     elements = oracle["element_codes_bf16"].tolist()
     scales = oracle["scale_codes_bf16"].tolist()
     smallest = 7 * float32.power_of_two(-120)

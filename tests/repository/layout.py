@@ -23,6 +23,7 @@ FLOORS = {
     "flamia_ref._float64": 0,
     "flamia_ref._primitive": 0,
     "flamia_ref._lazy": 0,
+    "flamia_ref._mufu": 0,
     "flamia_ref.evidence": 0,
     "flamia_ref.formats": 1,
     "flamia_ref.arithmetic": 2,

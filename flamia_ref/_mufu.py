@@ -76,7 +76,7 @@ def coefficients(name: str) -> NDArray[np.int32]:
 
 
 def _data() -> str:
-    return (resources.files("flamia_ref.arithmetic") / "data" / "mufu.csv").read_text("ascii")
+    return (resources.files("flamia_ref") / "data" / "mufu.csv").read_text("ascii")
 
 
 @_backend.jit

@@ -1,0 +1,70 @@
+"""jax.nn.scaled_matmul's own quantizers on CPU, where XLA flushes subnormals: MXFP8 and NVFP4."""
+
+import math
+
+from flamia_ref.evidence import Evidence
+from flamia_ref.formats.block import (
+    Arithmetic,
+    BlockFormat,
+    NanPolicy,
+    PartialBlock,
+    ScaleRule,
+    Subnormals,
+)
+from flamia_ref.formats.libraries.common import (
+    BLOCKS_ON_CPU,
+    ROWS_OF_16,
+    ROWS_OF_32,
+    TENSORS_ON_CPU,
+)
+from flamia_ref.formats.rounding import Rounding
+from flamia_ref.formats.scalar import E2M1, E4M3, E8M0, UE4M3
+
+_SOURCE = "jax _src/cudnn/scaled_matmul_stablehlo.py, quantize"
+
+FORMATS = (
+    BlockFormat(
+        name="jax-mx-e4m3",
+        element=E4M3,
+        scale=E8M0,
+        rule=ScaleRule.QUOTIENT,
+        block=(1, 32),
+        blocks=ROWS_OF_32,
+        partial=PartialBlock.REFUSE,
+        arithmetic=Arithmetic.INPUT,
+        subnormals=Subnormals.FLUSH,
+        quotient="amax / 448",
+        scale_rounding=Rounding.UP,
+        nan=NanPolicy.MAXIMUM_NUMBER,
+        nan_scale=E8M0.nan_code,
+        narrow=(("nan", NanPolicy.PROPAGATE), ("nan_scale", 0)),
+        infinity_scale=E8M0.nan_code,
+        scale_values=((0, 0.0), (255, math.inf)),
+        nan_codes=(0x7F, 0xFF, 0xFF),
+        source=f"{_SOURCE}, {BLOCKS_ON_CPU}",
+        version="0.10.2",
+        evidence=Evidence.MEASURED,
+        out_of_contract="devices that keep subnormals",
+    ),
+    BlockFormat(
+        name="jax-nvfp4",
+        element=E2M1,
+        scale=UE4M3,
+        rule=ScaleRule.QUOTIENT,
+        block=(1, 16),
+        blocks=ROWS_OF_16,
+        partial=PartialBlock.REFUSE,
+        subnormals=Subnormals.FLUSH,
+        tensor_scale="finite(if_zero(tensor_amax, 1, tensor_amax / 2688), 1)",
+        prepared="x * (1 / tensor_scale)",
+        quotient="amax * (1 / 6)",
+        scaled="x * (1 / scale)",
+        nan=NanPolicy.PROPAGATE,
+        nan_scale=UE4M3.nan_code,
+        nan_codes=(0x08, 0x08, 0x08),
+        source=f"{_SOURCE}, {TENSORS_ON_CPU}",
+        version="0.10.2",
+        evidence=Evidence.MEASURED,
+        out_of_contract="devices that keep subnormals",
+    ),
+)
