@@ -4,9 +4,10 @@ Documents are filled up to whole tiles of 128 rows, one after another; an empty 
 codes 0 and scales of 1, which is 0x7f in E8M0: 0 times a NaN scale would be NaN. Row-wise is for contractions over
 channels, column-wise for those over tokens; both come from one copy, and `codes` and `scales` give it back.
 
-Scales lie in tiles of 128x4 (`flamia_ref.formats.layout`). Column-wise the matrix that is tiled has channels as rows
-and, as columns, the token blocks of all heads one after another, so from 129 channels on the planes of 128 channels
-come outermost. Source: NVIDIA cuDNN front end, sdpa/kernels/_mxfp8_sf.py, and its packed (THD) forward.
+Scales lie in tiles of 128x4 (`flamia_ref.formats.layout`). Column-wise the matrix that is tiled has, for each head,
+channels as rows and token blocks as columns; from 129 channels on, the planes of 128 channels of the same 128 tokens
+lie one after another. Source: NVIDIA cuDNN front end 1.32.0, sdpa/kernels/_mxfp8_sf.py, what it says of packed (THD)
+tensors; dense ones have the planes outermost, `layout.TileOrder` has both.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class KernelLayout:
     Attributes:
         payload: codes, row-wise [heads, rows, channels] with channels filled up to whole instruction steps (64 of FP4,
             else 32), column-wise [heads, channels, rows]. FP4 is two codes a byte along the last axis.
-        scales: scale bytes in tiles of 128x4, row-wise [heads, row tiles, channel tiles, 512], column-wise [channel
-            planes, heads, row tiles, 512]; None for operands without scales.
+        scales: scale bytes in tiles of 128x4, row-wise [heads, row tiles, channel tiles, 512], column-wise [heads, row
+            tiles, channel planes, 512]; None for operands without scales.
         token_scales: e8m0 bytes [heads, rows] that stand beside the tiled scales: those that the other operand takes
             instead, or powers of two of whole tokens; None for operands without such.
         orientation: "row_wise" or "column_wise".
@@ -139,12 +140,12 @@ class KernelLayout:
         if block[0] == 1:
             return None if self.token_scales is None else self._per_token()
         xp = _backend.namespace(scales)
-        planes, heads, down, _ = scales.shape
-        shape = (planes * ROWS, heads * down * _COLUMNS)
-        whole = layout.untile_scales_128x4(scales.reshape(-1), shape)[: self.channels]
-        whole = whole.reshape(self.channels, heads, down * _COLUMNS)
+        heads, down, planes, _ = scales.shape
+        shape = (heads, planes * ROWS, down * _COLUMNS)
+        whole = layout.untile_scales_128x4(scales.reshape(heads, -1), shape, order="planes_last")
         first = Padding.of(self.documents).first_rows // np.int32(BLOCK)
-        whole = xp.moveaxis(_backend.gather(whole, first, axis=2), (0, 1, 2), (2, 1, 0))
+        whole = _backend.gather(whole[:, : self.channels], first, axis=2)
+        whole = xp.moveaxis(whole, (0, 1, 2), (1, 2, 0))
         return whole[:, :, :: int(block[1])]
 
 
@@ -184,12 +185,12 @@ def column_wise(copy: Copy, documents: Documents) -> KernelLayout:
         scales = xp.full(shape, UNIT, dtype=np.uint8)
     if scales is not None:
         empty = (tokens[0, ::BLOCK] < 0)[:, None, None]
-        scales = xp.moveaxis(xp.where(empty, UNIT, scales), (0, 1, 2), (2, 1, 0))
-        scales = scales.reshape(copy.channels, copy.heads * (tokens.shape[1] // BLOCK))
+        scales = xp.moveaxis(xp.where(empty, UNIT, scales), (0, 1, 2), (2, 0, 1))
         planes = -(-copy.channels // ROWS)
-        fill = [(0, planes * ROWS - copy.channels), (0, 0)]
-        tiled = layout.tile_scales_128x4(xp.pad(scales, fill, constant_values=UNIT))
-        scales = tiled.reshape(planes, copy.heads, tokens.shape[1] // ROWS, _TILE_BYTES)
+        fill = [(0, 0), (0, planes * ROWS - copy.channels), (0, 0)]
+        filled = xp.pad(scales, fill, constant_values=UNIT)
+        tiled = layout.tile_scales_128x4(filled, order="planes_last")
+        scales = tiled.reshape(copy.heads, tokens.shape[1] // ROWS, planes, _TILE_BYTES)
     return _layout(copy, documents, payload, scales, fold, "column_wise")
 
 

@@ -228,7 +228,7 @@ def test_the_bytes_of_rows(sizes) -> None:
 
 @pytest.mark.parametrize("sizes", [(40, 160), (256, 300)])
 def test_the_bytes_of_columns(sizes) -> None:
-    """From 129 channels on the planes of 128 channels come outermost, before the heads."""
+    """From 129 channels on, the planes of 128 channels of the same 128 tokens lie one after another."""
     first, _ = prepared("flamia-mxfp8", *sizes)
     places, count = padded_places(KEY_LENGTHS)
     for name, channels in (("k", sizes[0]), ("v", sizes[1])):
@@ -237,19 +237,19 @@ def test_the_bytes_of_columns(sizes) -> None:
         payload = np.zeros((KV_HEADS, channels, count), np.uint8)
         payload[:, :, places] = np.moveaxis(copy.codes, 0, 2)
         np.testing.assert_array_equal(layout.payload, payload)
-        planes, across = -(-channels // 128), KV_HEADS * count // 128
-        flat = np.full(planes * across * 512, 0x7F, np.uint8)
+        planes, tiles = -(-channels // 128), count // 128
+        flat = np.full((KV_HEADS, tiles, planes, 512), 0x7F, np.uint8)
         block = 0
         starts = np.cumsum([0, *(-(-n // 128) * 4 for n in KEY_LENGTHS[:-1])])
         for start, length in zip(starts, KEY_LENGTHS, strict=True):
             for column in range(start, start + -(-length // 32)):
                 for head in range(KV_HEADS):
                     for channel in range(channels):
-                        at = scale_byte(channel, head * (count // 32) + column, across)
-                        flat[at] = copy.scales[block, head, channel // 32]
+                        at = scale_byte(channel % 128, column % 4, 1)
+                        byte = copy.scales[block, head, channel // 32]
+                        flat[head, column // 4, channel // 128, at] = byte
                 block += 1
-        assert layout.scales.shape == (planes, KV_HEADS, count // 128, 512)
-        np.testing.assert_array_equal(layout.scales.reshape(-1), flat)
+        np.testing.assert_array_equal(layout.scales, flat)
 
 
 def test_folded_scales_stand_beside_unit_ones() -> None:
