@@ -22,9 +22,13 @@ if TYPE_CHECKING:
     from flamia_ref.formats.block import ZeroSign as ZeroSign
     from flamia_ref.formats.blocks import encode_blocks as encode_blocks
     from flamia_ref.formats.blocks import quantize_bits as quantize_bits
+    from flamia_ref.formats.contract import in_contract as in_contract
     from flamia_ref.formats.elements import value_bits as value_bits
     from flamia_ref.formats.encoding import decode as decode
     from flamia_ref.formats.encoding import encode as encode
+    from flamia_ref.formats.error_measures import ErrorMeasures as ErrorMeasures
+    from flamia_ref.formats.error_measures import QuantizationError as QuantizationError
+    from flamia_ref.formats.error_measures import error as error
     from flamia_ref.formats.presets import PRESETS as PRESETS
     from flamia_ref.formats.quantizer import BlockTensor as BlockTensor
     from flamia_ref.formats.quantizer import dequantize as dequantize
@@ -63,8 +67,10 @@ else:
                 "ZeroSign",
             ],
             "blocks": ["encode_blocks", "quantize_bits"],
+            "contract": ["in_contract"],
             "elements": ["value_bits"],
             "encoding": ["decode", "encode"],
+            "error_measures": ["ErrorMeasures", "QuantizationError", "error"],
             "layout": [],
             "presets": ["PRESETS"],
             "quantizer": ["BlockTensor", "dequantize", "quantize"],

@@ -57,6 +57,9 @@ def encode_bits(
     if random_bits is not None:
         check_type("random_bits", random_bits, np.uint8, np.uint16, np.uint32)
     rounding, overflow = rounding_of(rounding), overflow_of(overflow)
+    if rounding is Rounding.STOCHASTIC_SUM:
+        bits, rounding = _with_random_sum(bits, target, random_bits, exponent), Rounding.TOWARD_ZERO
+        random_bits = None
     xp = _backend.namespace(bits, exponent)
     wide = bits.dtype == np.uint64
     word: Any = np.uint64 if wide else np.uint32
@@ -167,6 +170,28 @@ def _round(
             top = _top_bits(rest, dropped, random_width)
             limit = word((1 << random_width) - 1) - random_bits.astype(word)
             return code + (top > limit).astype(word)
+
+
+def _with_random_sum(
+    bits: Array, target: ScalarFormat, random_bits: Array | None, exponent: Array | None
+) -> Array:
+    """float32 bits of x with a random part of the step to its neighbour added to its magnitude."""
+    if random_bits is None:
+        raise ValueError("rounding 'stochastic_sum' needs random_bits")
+    if bits.dtype != np.uint32 or exponent is not None or not target.has_zero:
+        raise ValueError(
+            "rounding 'stochastic_sum' is of float32 values to a format with a zero; use 'stochastic'"
+        )
+    xp = _backend.namespace(bits, random_bits)
+    magnitude = bits & _float32.MAGNITUDE
+    field = xp.maximum(magnitude >> np.uint32(23), np.uint32(target.emin + 127))
+    step = (field - np.uint32(target.mantissa_bits)) << np.uint32(23)
+    if random_bits.dtype == np.uint32:
+        raise ValueError("rounding 'stochastic_sum' takes random_bits of uint8 or uint16")
+    drawn = _float32.from_int32(random_bits.astype(np.int32))
+    part = _float32.shift(drawn, np.asarray(np.int32(-8 * random_bits.dtype.itemsize)))
+    total = _float32.fma(part, step, magnitude)
+    return xp.where(magnitude < _float32.INFINITY, total | (bits & _float32.SIGN), bits)
 
 
 def _top_bits(rest: Array, dropped: Array, count: int) -> Array:

@@ -10,7 +10,7 @@ from typing import Any
 from flamia_ref._errors import shown, unknown_name
 from flamia_ref.evidence import Evidence
 from flamia_ref.formats.formula import Formula, Machine
-from flamia_ref.formats.rounding import Overflow, Rounding
+from flamia_ref.formats.rounding import RANDOM, Overflow, Rounding
 from flamia_ref.formats.scalar import FP32, ScalarFormat, Specials
 
 ALL = "all"
@@ -69,7 +69,7 @@ class Subnormals(StrEnum):
 
     #: It is kept.
     KEEP = "keep"
-    #: It becomes a zero of its sign, as in XLA on CPU.
+    #: It becomes a zero of its sign, as in XLA on CPU and in CUDA built with -use_fast_math.
     FLUSH = "flush"
 
 
@@ -193,13 +193,14 @@ class BlockFormat:
         nan: what a NaN does to the amax.
         nan_scale: scale code of an amax that is NaN.
         infinity_scale: scale code of an infinite amax; None for what the rule gives.
-        scaled: formula of what becomes an element code, of `x`, `scale` and `tensor_scale`; None
-            for x divided by the scale without rounding, for scales that are powers of two.
+        scaled: formula of what becomes an element code, of `x`, `scale`, `amax` of the block and
+            `tensor_scale`; None for x divided by the scale without rounding, for scales that are powers of two.
         scale_values: pairs of a scale code and what x is divided by there in place of its value, a
             power of two, 0, infinity or NaN. Without a pair a NaN code is NaN.
         rounding: of the elements.
         half_added: nearest roundings add 1/2 to the magnitude, in units of the step and in
             `arithmetic`, and cut: the value just below half of the smallest code becomes that code.
+        stochastic: of the elements where random bits are given, STOCHASTIC or STOCHASTIC_SUM.
         overflow: of the elements.
         nan_codes: what +NaN, -NaN and a NaN that the scaling made become; None for the element's.
         nan_block_code: what all elements of a block become whose amax or scale is NaN, or amax is
@@ -219,6 +220,7 @@ class BlockFormat:
         version: of the source.
         evidence: what the claim to equal the source rests on.
         nan_in_contract: whether the claim is made for blocks with a NaN.
+        infinity_in_contract: whether it is made for blocks with an infinity.
         out_of_contract: other inputs for which the claim is not made.
 
     Raises ValueError for parts that do not fit together.
@@ -258,6 +260,7 @@ class BlockFormat:
     scale_values: tuple[tuple[int, float], ...] = ()
     rounding: Rounding = Rounding.NEAREST_EVEN
     half_added: bool = False
+    stochastic: Rounding = Rounding.STOCHASTIC
     overflow: Overflow = Overflow.SATURATE
     nan_codes: tuple[int, int, int] | None = None
     nan_block_code: int | None = None
@@ -272,6 +275,7 @@ class BlockFormat:
     version: str
     evidence: Evidence
     nan_in_contract: bool = True
+    infinity_in_contract: bool = True
     out_of_contract: str = ""
 
     def __post_init__(self) -> None:
@@ -305,6 +309,12 @@ class BlockFormat:
                     yield f"formula {name} {formula!r} has {sorted(unknown)}; it may use {sorted(allowed)}"
                 if self.tensor_scale is None and "tensor_scale" in Formula.parse(formula).variables:
                     yield f"formula {name} {formula!r} uses tensor_scale, and there is none"
+        if self.rounding in RANDOM or self.scale_rounding in RANDOM:
+            yield "rounding takes no random bits; `stochastic` is the one that does"
+        if self.stochastic not in RANDOM:
+            yield f"stochastic is {self.stochastic.value!r}; allowed: {', '.join(RANDOM)}"
+        if self.stochastic is Rounding.STOCHASTIC_SUM and self.scaled is None:
+            yield "stochastic_sum goes with a formula `scaled`"
         if self.block not in self.blocks:
             yield f"block {self.block} is not among its blocks"
         if self.row_span is not None and not (powers and 0 <= self.row_span <= 254):
@@ -343,6 +353,11 @@ class BlockFormat:
         return Machine(
             arithmetic=source if by_input else FP32, input=source, ftz=self.flushes_subnormals
         )
+
+    @property
+    def scaled_uses_amax(self) -> bool:
+        """Whether `scaled` is a formula of the amax of the block."""
+        return self.scaled is not None and "amax" in Formula.parse(self.scaled).variables
 
     @property
     def flushes_subnormals(self) -> bool:
@@ -409,6 +424,7 @@ _CHOICES: dict[str, type[StrEnum]] = {
     "log2": Log2,
     "nan": NanPolicy,
     "rounding": Rounding,
+    "stochastic": Rounding,
     "overflow": Overflow,
     "nan_element": NanElement,
     "zero_sign": ZeroSign,
@@ -420,7 +436,7 @@ _VARIABLES = {
     "tensor_scale": {"tensor_amax"},
     "prepared": {"x", "tensor_scale"},
     "quotient": {"amax", "tensor_scale"},
-    "scaled": {"x", "scale", "tensor_scale"},
+    "scaled": {"x", "scale", "amax", "tensor_scale"},
     "decoded": {"code", "scale", "tensor_amax"},
 }
 

@@ -107,7 +107,11 @@ def encode_blocks(
     check_type("scales", scales, block_format.scale.code_dtype)
     rows, columns = block_extents(block_format.block if block is None else block, bits.shape)
     x = _in_blocks(bits, rows, columns)
-    return _out_of_blocks(element_codes(x, _beside(scales), block_format), bits.shape)
+    amax = _counted(x, block_format).max(axis=(-3, -1)) if block_format.scaled_uses_amax else None
+    codes = element_codes(
+        x, _beside(scales), block_format, amax=None if amax is None else _beside(amax)
+    )
+    return _out_of_blocks(codes, bits.shape)
 
 
 def amax_of_tensor(bits: Array, block_format: BlockFormat) -> Array:
@@ -146,6 +150,7 @@ class _Blocks:
         self.format = block_format
         self.source = source
         self.nan_blocks: Array | None = None
+        self.amax: Array | None = None
         # One of the whole tensor, or one of each row: then its blocks have one row.
         self.tensor_amax = None if tensor_amax is None else _of_rows(tensor_amax, bits, rows)
         self.tensor_scale = None if tensor_scale is None else _of_rows(tensor_scale, bits, rows)
@@ -159,6 +164,8 @@ class _Blocks:
         if self.format.zero_below:
             least = np.float32(self.format.zero_below).view(np.uint32)
             self.x = _backend.namespace(amax).where(_beside(amax < least), np.uint32(0), self.x)
+        if self.format.scaled_uses_amax:
+            self.amax = _beside(amax)
         scales = self.scales(amax)
         if self.format.row_span is not None:
             row = self.scales(amax.max(axis=-1, keepdims=True, initial=0))
@@ -191,6 +198,7 @@ class _Blocks:
             self.source,
             random_bits,
             self.nan_blocks,
+            self.amax,
         )
 
     def error(self, codes: Array, scales: Array) -> Array:
@@ -203,10 +211,8 @@ class _Blocks:
         formula = Formula.parse(self.format.decoded or "")
         value = formula.evaluate(given, Machine())
         error = _float32.subtract(value, self.x)
-        if self.format.choice is Choice.MSE:
-            error = _float32.multiply(error, error)
-        else:
-            error = error & _float32.MAGNITUDE
+        squared = self.format.choice is Choice.MSE
+        error = _float32.multiply(error, error) if squared else error & _float32.MAGNITUDE
         total = error[..., 0, :, 0]
         for column in range(1, error.shape[-1]):
             total = _float32.add(total, error[..., 0, :, column])

@@ -7,13 +7,77 @@ import numpy as np
 import numpy.typing as npt
 
 from flamia_ref import _backend, _float32
-from flamia_ref.formats.block import BlockFormat, Log2, ScaleRule
+from flamia_ref._backend import Array
+from flamia_ref.formats.block import BlockFormat, Log2, NanPolicy, ScaleRule, TensorExtent
+from flamia_ref.formats.encoding import source_bits
+from flamia_ref.formats.quantizer import quantize, source_of
 from flamia_ref.formats.rounding import Rounding
 from flamia_ref.formats.scalar import FP32, ScalarFormat
 from flamia_ref.formats.scales import quotient
 
 FARTHEST = 32  # units in the last place, however large the exponent is
 _RATIO_UNITS = 2.0  # of log2 by a ratio: those of the two logarithms, and of the division
+
+
+def in_contract(
+    x: Array, preset_or_format: str | BlockFormat, *, block: Any = None, tensor_amax: Any = None
+) -> npt.NDArray[np.bool_]:
+    """Which blocks of x the claim of a format to equal its source is made for.
+
+    Out of contract are, as far as the format says so: blocks beside powers of two where the library
+    rounds a float32 log2 to an integer; blocks with a NaN (all that have part in the tensor scale,
+    where it is made from x); blocks with an infinity. `out_of_contract` of a format says what else
+    is, none of it a matter of single blocks.
+
+    Args:
+        x, preset_or_format, block, tensor_amax: as in `quantize`, which refuses the same.
+
+    Returns bool [..., down, across], one a block, numpy.
+    """
+    x = _backend.host(_backend.plain("x", x))
+    tensor = quantize(x, preset_or_format, block=block, tensor_amax=tensor_amax)
+    source = source_of(x)
+    block_format = tensor.format.of_input(source)
+    bits = source_bits(x.astype(np.float32) if x.dtype == np.float64 else x)
+    magnitude = bits & _float32.MAGNITUDE
+    nan = magnitude > _float32.INFINITY
+    counted = magnitude
+    if block_format.nan is not NanPolicy.PROPAGATE:
+        counted = np.where(nan, np.uint32(0), magnitude)
+    amax = _of_blocks(counted, tensor.block, np.maximum)
+    tensor_scale = tensor.tensor_scale
+    if tensor_scale is not None:
+        tensor_scale = _backend.bits(tensor_scale)
+    outside = misled_by_log2(amax, tensor.format, tensor_scale, source)
+    if block_format.element_log2:
+        rows, columns = tensor.block
+        spread = np.repeat(np.repeat(tensor.scales, rows, axis=-2), columns, axis=-1)
+        spread = spread[..., : x.shape[-2], : x.shape[-1]]
+        misled = misled_elements(bits, spread, tensor.format, source)
+        outside = outside | _of_blocks(misled, tensor.block, np.logical_or)
+    if not block_format.nan_in_contract:
+        of_block = _of_blocks(nan, tensor.block, np.logical_or)
+        if block_format.has_tensor_scale and tensor_amax is None:
+            by_row = block_format.tensor_extent is TensorExtent.ROW
+            of_block = of_block | nan.any(axis=-1 if by_row else None, keepdims=True)
+        outside = outside | of_block
+    if not block_format.infinity_in_contract:
+        infinite = magnitude == _float32.INFINITY
+        outside = outside | _of_blocks(infinite, tensor.block, np.logical_or)
+    return ~outside
+
+
+def _of_blocks(
+    values: npt.NDArray[Any], block: tuple[int, int], reduction: np.ufunc
+) -> npt.NDArray[Any]:
+    """Values [..., rows, columns] reduced over each block, partial ones filled with zeros."""
+    *batch, height, width = values.shape
+    rows, columns = block
+    down, across = -(-height // rows), -(-width // columns)
+    ends = [(0, 0)] * len(batch) + [(0, down * rows - height), (0, across * columns - width)]
+    blocks = np.pad(values, ends).reshape((*batch, down, rows, across, columns))
+    found: npt.NDArray[Any] = reduction.reduce(blocks, axis=(-3, -1))
+    return found
 
 
 def misled_by_log2(

@@ -25,6 +25,7 @@ def element_codes(
     source: ScalarFormat = FP32,
     random_bits: Array | None = None,
     nan_blocks: Array | None = None,
+    amax: Array | None = None,
 ) -> Array:
     """Element codes of float32 bits.
 
@@ -36,6 +37,7 @@ def element_codes(
         source: the type that x had.
         random_bits: for stochastic rounding in place of the format's own, as in `encode`.
         nan_blocks: where the amax of the block is NaN, broadcast; None for nowhere.
+        amax: float32 bits of the amax of the block, broadcast, for formulas that use it.
     """
     xp = _backend.namespace(bits, scales)
     element = block_format.element
@@ -47,12 +49,13 @@ def element_codes(
         if block_format.element_log2 and source.bits == 16:
             values, exponent = _on_found_steps(x, exponent, block_format, source), None
     else:
-        values, exponent = scaled_values(x, scales, block_format, tensor_scale, source), None
+        values = scaled_values(x, scales, block_format, tensor_scale, source, amax)
+        exponent = None
         made_nan = _float32.is_nan(values)
     codes = encode_bits(
         values,
         element,
-        rounding=block_format.rounding if random_bits is None else Rounding.STOCHASTIC,
+        rounding=block_format.rounding if random_bits is None else block_format.stochastic,
         overflow=block_format.overflow,
         exponent=exponent,
         random_bits=random_bits,
@@ -150,9 +153,12 @@ def scaled_values(
     block_format: BlockFormat,
     tensor_scale: Array | None = None,
     source: ScalarFormat = FP32,
+    amax: Array | None = None,
 ) -> Array:
     """float32 bits of what the formula `scaled` gives."""
     given = {"x": x, "scale": scale_bits(scales, block_format)}
+    if amax is not None:
+        given["amax"] = amax
     if tensor_scale is not None:
         given["tensor_scale"] = tensor_scale
     formula = Formula.parse(block_format.scaled or "")

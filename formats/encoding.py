@@ -10,7 +10,7 @@ from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref._errors import type_of
 from flamia_ref.formats.bits import decode_bits, encode_bits
-from flamia_ref.formats.rounding import Overflow, Rounding, overflow_of, rounding_of
+from flamia_ref.formats.rounding import RANDOM, Overflow, Rounding, overflow_of, rounding_of
 from flamia_ref.formats.scalar import FP16, ScalarFormat, scalar_format
 
 _FLOATS = tuple(map(np.dtype, (np.float64, np.float32, ml_dtypes.bfloat16, np.float16)))
@@ -113,12 +113,12 @@ def as_floats(x: Any, caller: str) -> Array:
 
 
 def _random(given: Any, rounding: Rounding, shape: tuple[int, ...]) -> Array | None:
-    if rounding is not Rounding.STOCHASTIC:
+    if rounding not in RANDOM:
         if given is not None:
             raise ValueError(f"random_bits are for rounding 'stochastic', not {rounding.value!r}")
         return None
     if given is None:
-        raise ValueError("rounding 'stochastic' needs random_bits: uint8, uint16 or uint32")
+        raise ValueError(f"rounding {rounding.value!r} needs random_bits: uint8, uint16 or uint32")
     drawn = _backend.plain("random_bits", given)
     if drawn.dtype not in (np.uint8, np.uint16, np.uint32):
         raise TypeError(f"random_bits are uint8, uint16 or uint32, not {type_of(drawn)}")

@@ -7,6 +7,7 @@ to the arithmetic of the format; so does each number. Parentheses are what they 
     min(a, b), max(a, b)    NaN where one is
     rcp(a)                  rcp.approx.ftz.f32 of the PTX ISA, as measured on sm_90
     input(a)                a rounded to the type of x
+    bf16(a)                 a rounded to bfloat16
     finite(a, b)            a, or b where a is infinite or NaN
     if_zero(a, b, c)        b where a is a zero, else c
 """
@@ -24,10 +25,10 @@ from flamia_ref import _backend, _float32, _mufu
 from flamia_ref._backend import Array
 from flamia_ref.formats.bits import decode_bits, encode_bits
 from flamia_ref.formats.rounding import Overflow
-from flamia_ref.formats.scalar import FP32, ScalarFormat
+from flamia_ref.formats.scalar import BF16, FP32, ScalarFormat
 
 CONSTANTS = {"largest": float(np.finfo(np.float32).max), "tiny": float(np.finfo(np.float32).tiny)}
-_FUNCTIONS = {"min": 2, "max": 2, "rcp": 1, "input": 1, "finite": 2, "if_zero": 3}
+_FUNCTIONS = {"min": 2, "max": 2, "rcp": 1, "input": 1, "bf16": 1, "finite": 2, "if_zero": 3}
 
 
 Step = tuple[str, Array]  # the text of an operation, and its result as float32 bits
@@ -146,6 +147,8 @@ def _call(name: str, arguments: list[Array], machine: Machine) -> Array:
             return _mufu.reciprocal_bits(a)
         case "input", [a]:
             return _rounded(a, machine.input)
+        case "bf16", [a]:
+            return _rounded(a, BF16)
         case "finite", [a, b]:
             return _backend.namespace(a, b).where(
                 (a & _float32.MAGNITUDE) < _float32.INFINITY, a, b

@@ -2,8 +2,8 @@
 
 y = x D H / 4 for each 16 columns of a row, where D is a diagonal of signs and H the matrix of
 Sylvester: H[i, j] is -1 where i and j have an odd number of bits in common, else +1. In the type of
-x: sums in float32, one rounding to a narrower type at the end. float32 adds ascending i. bfloat16
-and float16 add 1, 0, 3, 2, ..., 15, 14 and take subnormal elements and sums for zeros, as VDPBF16PS
+x: sums in float32, one rounding to a narrower type at the end. float32 adds ascending i by fused
+multiply-adds, which keep the last bits of quarters of subnormals until they are added. bfloat16 and float16 add 1, 0, 3, 2, ..., 15, 14 and take subnormal elements and sums for zeros, as VDPBF16PS
 of x86 does. Source: Transformer Engine d0067d0, NVFP4QuantizerRef._apply_rht, as PyTorch 2.13 ran it
 on CPU; the order of the kernel on a GPU is not public, and most sums of bfloat16 are exact.
 """
@@ -40,17 +40,19 @@ def transformed(bits: Array, signs: tuple[int, ...], source: ScalarFormat = FP32
         raise ValueError(f"a Hadamard transform of 16 takes rows of 16 n columns, not {columns}")
     xp = _backend.namespace(bits)
     x = bits.reshape((*outer, columns // WIDTH, WIDTH))
-    x = x if source is FP32 else _float32.flush(x)
-    x = _float32.multiply(x, np.asarray(np.float32(0.25).view(np.uint32)))
-    flips = matrix() * np.array(signs, np.int8)[:, None] < 0
+    quarters = (matrix() * np.array(signs, np.int8)[:, None]).astype(np.float32) / 4
+    quarters = quarters.view(np.uint32)
     total = None
     narrow = source is not FP32
+    x = _float32.flush(x) if narrow else x
     for i in range(WIDTH):
         place = i ^ 1 if narrow else i
-        flip = flips[place].astype(np.uint32) << np.uint32(31)
-        term = x[..., place : place + 1] ^ flip
-        total = term if total is None else _float32.add(total, term)
+        value, quarter = x[..., place : place + 1], quarters[place]
+        if total is None:
+            total = _float32.multiply(value, quarter)
+        else:
+            total = _float32.fma(value, quarter, total)
         total = _float32.flush(total) if narrow else total
-    if source is not FP32:
+    if narrow:
         total = decode_bits(encode_bits(total, source, overflow=Overflow.NATIVE), source)
     return xp.reshape(total, bits.shape)

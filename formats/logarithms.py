@@ -69,5 +69,7 @@ def _rounded(values: npt.ArrayLike, source: ScalarFormat) -> npt.NDArray[np.floa
     """float64 values rounded once to a format."""
     bits = np.asarray(values, np.float64).view(np.uint64)
     codes = encode_bits(bits, source, overflow=Overflow.NATIVE)
-    rounded: npt.NDArray[np.float64] = decode_bits(codes, source).view(np.float32).astype(np.float64)
+    rounded: npt.NDArray[np.float64] = (
+        decode_bits(codes, source).view(np.float32).astype(np.float64)
+    )
     return rounded

@@ -257,7 +257,7 @@ def _quantize(
     tensor_amax: Array | None,
     random_bits: Array | None,
 ) -> Quantized:
-    source = _SOURCES.get(np.dtype(values.dtype), FP32)
+    source = source_of(values)
     return quantize_values(
         source_bits(values),
         block_format,
@@ -266,6 +266,11 @@ def _quantize(
         tensor_amax=tensor_amax,
         random_bits=random_bits,
     )
+
+
+def source_of(values: Array) -> ScalarFormat:
+    """The type of x as formulas round to it: float32, for float64 too, bfloat16 or float16."""
+    return _SOURCES.get(np.dtype(values.dtype), FP32)
 
 
 def _block_format(given: object) -> BlockFormat:

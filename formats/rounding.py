@@ -28,9 +28,18 @@ class Rounding(StrEnum):
     #: of smaller and larger magnitude: hi if floor(f 2^n) + r >= 2^n, else lo. n is the width of
     #: the type of `random_bits`: 8, 16 or 32. Random bits shifted left to fill a wider type give
     #: the same result. NVIDIA's cvt.rs adds 16 bits to a value in bf16, e4m3, e5m2, e2m3, e3m2 and
-    #: e2m1, and 13 in fp16 (pass these times 8 as uint16); Transformer Engine's fallback for e2m1
-    #: adds 8. Source: PTX ISA 9.1, cvt; Transformer Engine d0067d0, util/ptx.cuh.
+    #: e2m1, and 13 in fp16 (pass these times 8 as uint16). Source: PTX ISA 9.1, cvt; how the one
+    #: word of four values in e2m1 is shared among them is not public.
     STOCHASTIC = "stochastic"
+    #: With n random bits r: |x| + (|hi| - |lo|) r / 2^n, rounded once to float32, then the value of
+    #: largest magnitude not above it. It differs from STOCHASTIC where that sum rounds up to |hi|.
+    #: Of float32 values only. Transformer Engine's fallback for e2m1, which takes byte i of a word
+    #: for value i. Source: Transformer Engine d0067d0, util/ptx.cuh, stochastic_round_fp4_e2m1.
+    STOCHASTIC_SUM = "stochastic_sum"
+
+
+RANDOM = (Rounding.STOCHASTIC, Rounding.STOCHASTIC_SUM)
+"""Those that take random bits."""
 
 
 class Overflow(StrEnum):

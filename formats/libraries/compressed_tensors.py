@@ -31,9 +31,14 @@ def _mx(
         infinity_scale=E8M0.nan_code,
         scale_values=((255, float("inf")),),
         nan_codes=nan,
-        narrow=(("nan_codes", (narrow_nan,) * 3),),
+        narrow=(
+            ("nan_codes", (narrow_nan,) * 3),
+            *((("infinity_in_contract", False),) if element is E2M1 else ()),
+        ),
         even_overflow=True,
         nan_in_contract=False,
+        out_of_contract="blocks with a NaN, and in bfloat16 to e2m1 with an infinity: the sign of"
+        " its code depends on its place in a vector",
         zero_sign=ZeroSign.PLUS_OF_ZERO,
         source=f"{_SOURCE}, {BLOCKS_ON_CPU}",
         version=_VERSION,
@@ -43,7 +48,7 @@ def _mx(
 
 FORMATS = (
     _mx(E4M3, 1, (0x7F, 0xFF, 0xFF), 0x7F),
-    _mx(E2M3, 3, (0x20, 0x20, 0x20), 0x00),
+    _mx(E2M3, 3, (0x20, 0x00, 0x00), 0x00),
     _mx(E2M1, 1, (0x08, 0x08, 0x08), 0x00),
     BlockFormat(
         name="compressedtensors-nvfp4",

@@ -13,9 +13,10 @@ from flamia_ref.formats.block import (
 )
 from flamia_ref.formats.libraries.common import MX_BLOCKS, TENSORS_ON_CPU
 from flamia_ref.formats.rounding import Rounding
-from flamia_ref.formats.scalar import E2M1, E4M3, E5M2, E8M0, UE4M3
+from flamia_ref.formats.scalar import BF16, E2M1, E4M3, E5M2, E8M0, UE4M3
 
 _VERSION = "d0067d0"
+_BF16_MAX = BF16.max
 # Diagonal of the transform: fixed, the same for all tensors.
 _SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 
@@ -59,6 +60,7 @@ def _nvfp4(name: str, **changes: Any) -> BlockFormat:
         "source": f"Transformer Engine common/cast/nvfp4; reference_nvfp4.py, {TENSORS_ON_CPU}",
         "version": _VERSION,
         "evidence": Evidence.MEASURED,
+        "nan_in_contract": False,
         "out_of_contract": "the sign of zeros and the codes of NaN, where the reference is not the"
         " kernel: here those of the kernel's conversion; a tensor with a NaN, and use_fast_math",
     }
@@ -69,6 +71,14 @@ FORMATS = (
     _mx(E4M3),
     _mx(E5M2),
     _nvfp4("te-nvfp4"),
+    _nvfp4(
+        "te-nvfp4-fastmath",
+        blocks=((1, 16),),
+        scaled=f"x * bf16(min(tensor_scale / scale, {_BF16_MAX!r}))",
+        source="Transformer Engine common/cast/nvfp4, use_fast_math",
+        evidence=Evidence.SOURCE,
+        out_of_contract="a tensor with a NaN",
+    ),
     _nvfp4("te-nvfp4-2d", block=(16, 16), blocks=((16, 16),)),
     _nvfp4("te-nvfp4-rowscaled", blocks=((1, 16),), tensor_extent=TensorExtent.ROW),
     _nvfp4("te-nvfp4-rht", blocks=((1, 16),), signs=_SIGNS),
