@@ -3,9 +3,10 @@
 y = x D H / 4 for each 16 columns of a row, where D is a diagonal of signs and H the matrix of
 Sylvester: H[i, j] is -1 where i and j have an odd number of bits in common, else +1. In the type of
 x: sums in float32, one rounding to a narrower type at the end. float32 adds ascending i by fused
-multiply-adds, which keep the last bits of quarters of subnormals until they are added. bfloat16 and float16 add 1, 0, 3, 2, ..., 15, 14 and take subnormal elements and sums for zeros, as VDPBF16PS
-of x86 does. Source: Transformer Engine d0067d0, NVFP4QuantizerRef._apply_rht, as PyTorch 2.13 ran it
-on CPU; the order of the kernel on a GPU is not public, and most sums of bfloat16 are exact.
+multiply-adds, which keep the last bits of quarters of subnormals until they are added. bfloat16 and
+float16 add 1, 0, 3, 2, ..., 15, 14 and take subnormal elements and sums for zeros, as VDPBF16PS of
+x86 does. Source: Transformer Engine d0067d0, NVFP4QuantizerRef._apply_rht, as PyTorch 2.13 ran it on
+CPU; the order of the kernel on a GPU is not public, and most sums of bfloat16 are exact.
 """
 
 import numpy as np

@@ -17,7 +17,7 @@ class Step(StrEnum):
     ARITHMETIC = "arithmetic of the formulas"
     ZERO_BELOW = "blocks taken for zeros"
     NAN_AMAX = "amax of a block with a NaN"
-    SMALLEST_AMAX = "smallest amax"
+    SMALLEST = "smallest amax or quotient"
     TENSOR_SCALE = "tensor scale"
     SCALE_RULE = "scale rule"
     SCALE_ROUNDING = "scale rounding"
@@ -38,7 +38,7 @@ class Step(StrEnum):
     ZERO_SIGN = "sign of a zero code"
 
 
-_RULE = ("rule", "quotient", "exponent", "even_bits", "smallest_quotient", "log2", "by_log2")
+_RULE = ("rule", "quotient", "exponent", "even_bits", "log2", "by_log2")
 _TENSOR = ("tensor_scale", "tensor_divides", "tensor_extent", "prepared")
 
 #: What is data of each step: replacing these fields in turn makes one format of another.
@@ -48,7 +48,7 @@ _FIELDS: dict[Step, tuple[str, ...]] = {
     Step.ARITHMETIC: ("arithmetic",),
     Step.ZERO_BELOW: ("zero_below",),
     Step.NAN_AMAX: ("nan", "nan_scale"),
-    Step.SMALLEST_AMAX: ("smallest_amax",),
+    Step.SMALLEST: ("smallest_amax", "smallest_quotient"),
     Step.TENSOR_SCALE: _TENSOR,
     Step.SCALE_ROUNDING: ("scale_rounding",),
     Step.QUOTIENT: _RULE,
@@ -70,16 +70,23 @@ _FIELDS: dict[Step, tuple[str, ...]] = {
 
 
 def responsible(
-    a: BlockFormat, b: BlockFormat, outcome: Callable[[BlockFormat], Hashable]
-) -> tuple[Step, tuple[str, ...]]:
-    """The step that makes an outcome of `a` that of `b`, and its fields that differ.
+    a: BlockFormat,
+    b: BlockFormat,
+    outcome: Callable[[BlockFormat], Hashable],
+    *,
+    made_nan: bool = False,
+) -> tuple[Step, tuple[str, ...], tuple[Step, ...]]:
+    """The step that makes an outcome of `a` that of `b`, its fields that differ, and other such steps.
 
     The data of one step after another is replaced in `a` by that of `b`; it is the last step that
-    changes the outcome. So it is a cause and no guess: without it the outcome is another one.
+    changes the outcome. So it is a cause and no guess: without it the outcome is another one. The
+    other steps are those that make it too where they alone are replaced.
 
     Args:
         a, b: formats as they are for one input type, with elements in one format.
         outcome: what a format gives: a scale, or a code.
+        made_nan: the code is that of a NaN that is none in x: the step is then the one that makes
+            it, where its code is another one besides.
     """
     start = a
     if (plain := _as_quotient(a)) is not None and _as_quotient(b) is not None:
@@ -87,7 +94,7 @@ def responsible(
     goal = _as_quotient(b) if start is not a or a.rule is ScaleRule.QUOTIENT else None
     goal = goal if goal is not None and outcome(goal) == outcome(b) else b
     groups = _groups(start, goal)
-    current, found, pending = start, groups[0][0], {}
+    current, changed, pending = start, list[Step](), dict[str, Any]()
     before = outcome(current)
     first: Step | None = None
     for step, fields in groups:
@@ -102,10 +109,33 @@ def responsible(
             continue
         after = outcome(current)
         if after != before:
-            found = first
+            changed.append(first)
         before, pending, first = after, {}, None
+    found = changed[-1]
+    if made_nan and found is Step.NAN_CODE and len(changed) > 1:
+        found = changed[-2]
     every = dict(groups)[found]
-    return found, tuple(f for f in every if getattr(a, f) != getattr(b, f))
+    fields = tuple(f for f in every if getattr(a, f) != getattr(b, f))
+    others = tuple(
+        step
+        for step, replaced in groups
+        if step is not found and _suffices(start, goal, replaced, outcome)
+    )
+    return found, fields, others
+
+
+def _suffices(
+    a: BlockFormat,
+    b: BlockFormat,
+    fields: tuple[str, ...],
+    outcome: Callable[[BlockFormat], Hashable],
+) -> bool:
+    """Whether `a` with these fields of `b` gives what `b` gives."""
+    changes = {f: getattr(b, f) for f in fields if getattr(a, f) != getattr(b, f)}
+    try:
+        return bool(changes) and outcome(dataclasses.replace(a, **changes)) == outcome(b)
+    except ValueError:  # it needs others
+        return False
 
 
 def _groups(a: BlockFormat, b: BlockFormat) -> list[tuple[Step, tuple[str, ...]]]:

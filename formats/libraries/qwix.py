@@ -50,9 +50,9 @@ def _mx(element: ScalarFormat) -> BlockFormat:
         evidence=Evidence.MEASURED,
         by_log2=True,
         nan_in_contract=element is E2M1,
-        out_of_contract=""
+        out_of_contract="x in float16"
         if element is E2M1
-        else "blocks with a NaN: the sign of its code in bfloat16 depends on its place in a vector",
+        else "x in float16; blocks with a NaN, the sign of whose code in bfloat16 depends on its place in a vector",
     )
 
 

@@ -7,6 +7,8 @@ tensor scale, the input after its Hadamard transform. What a recording does not 
   have, and which takes NaN for something else (its presets say so: `nan_in_contract`).
 - Bit 7 of a UE4M3 code means nothing: the format has no sign, and NaN is 0x7f or 0xff.
 - Where gfloat raised there is nothing to compare: a NaN, and an element format without one.
+- JAX takes the tensor scale from its caller. Where that was subnormal the preset has the zero that
+  JAX's own operations make of it.
 - Quark and microxcaling give values in the type of x. Quark's scale, recorded for `even`, is a float;
   of a block whose values are all NaN it may be any.
 """
@@ -18,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from flamia_ref import _float32
 from flamia_ref.formats import (
     PRESETS,
     UE4M3,
@@ -178,6 +181,7 @@ def _differing_tensor(
     scales = recorded.get(f"global_scale_bits_{dtype}")
     if scales is not None and block_format.has_tensor_scale:
         found = np.array([tensor.tensor_scale for tensor in made], np.float32)
+        scales = _float32.flush(scales) if block_format.flushes_subnormals else scales
         nan = np.isnan(found) & np.isnan(scales.view(np.float32))
         differs = ((found.view(np.uint32) != scales) & ~nan)[:, None, None]
     turned = recorded.get(f"rht_f32_bits_{dtype}")

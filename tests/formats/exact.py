@@ -5,12 +5,19 @@ CUDA conversions recorded in tests/oracles/conversions for NaN, infinities and E
 named at `rceil`.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 TWO = Fraction(2)
+
+
+@functools.cache
+def power(exponent: int) -> Fraction:
+    """2^exponent."""
+    return Fraction(1 << exponent) if exponent >= 0 else Fraction(1, 1 << -exponent)
 
 
 @dataclass(frozen=True)
@@ -54,28 +61,28 @@ def value(code: int, spec: Spec) -> Fraction:
     """The value of a magnitude code, as if the exponent had no upper limit."""
     field, mantissa = code >> spec.mantissa_bits, code & ((1 << spec.mantissa_bits) - 1)
     if not spec.zero:
-        return TWO ** (code - spec.bias)
+        return power(code - spec.bias)
     if field == 0:
-        return mantissa * TWO ** (1 - spec.bias - spec.mantissa_bits)
-    return ((1 << spec.mantissa_bits) + mantissa) * TWO ** (field - spec.bias - spec.mantissa_bits)
+        return mantissa * power(1 - spec.bias - spec.mantissa_bits)
+    return ((1 << spec.mantissa_bits) + mantissa) * power(field - spec.bias - spec.mantissa_bits)
 
 
 def floor_log2(x: Fraction) -> int:
     """The largest e with 2^e <= x, for x > 0."""
     e = x.numerator.bit_length() - x.denominator.bit_length()
-    return e if TWO**e <= x else e - 1
+    return e if power(e) <= x else e - 1
 
 
 def below(x: Fraction, spec: Spec) -> tuple[int, Fraction]:
     """The largest magnitude code whose value is not above x >= 0, and how far x is to the next."""
     lowest = -spec.bias if not spec.zero else 1 - spec.bias
-    if not spec.zero and x < TWO**lowest:
+    if not spec.zero and x < power(lowest):
         return 0, Fraction(0)
-    if x < TWO**lowest:
-        steps = x / TWO ** (lowest - spec.mantissa_bits)
+    if x < power(lowest):
+        steps = x * power(spec.mantissa_bits - lowest)
         return math.floor(steps), steps - math.floor(steps)
     e = floor_log2(x)
-    steps = (x / TWO**e - 1) * 2**spec.mantissa_bits
+    steps = x * power(spec.mantissa_bits - e) - 2**spec.mantissa_bits
     base = (e + spec.bias) << spec.mantissa_bits
     return base + math.floor(steps), steps - math.floor(steps)
 
@@ -138,14 +145,14 @@ def ceil_scale(amax: Fraction, emax: int) -> int:
     if amax == 0:
         return 0
     e = floor_log2(amax)
-    return min(max(e + (amax != TWO**e) - emax + 127, 0), 254)
+    return min(max(e + (amax != power(e)) - emax + 127, 0), 254)
 
 
 def even_scale(amax: Fraction, emax: int, mantissa_bits: int) -> int:
     """`floor_scale` of amax rounded to `mantissa_bits`, ties away from zero."""
     if amax == 0:
         return 0
-    step = TWO ** (max(floor_log2(amax), -126) - mantissa_bits)
+    step = power(max(floor_log2(amax), -126) - mantissa_bits)
     return floor_scale(math.floor(amax / step + Fraction(1, 2)) * step, emax)
 
 
@@ -157,10 +164,10 @@ def float32(x: Fraction) -> Fraction:
 def rceil_scale(amax: Fraction, largest: int | Fraction) -> int:
     """Transformer Engine d0067d0, quantize_mxfp8.cuh: amax times 1/max in float32, rounded up."""
     d = float32(amax * float32(1 / Fraction(largest)))
-    if d <= TWO**-127:
+    if d <= power(-127):
         return 0
     e = floor_log2(d)
-    return min(e + (d != TWO**e) + 127, 254)
+    return min(e + (d != power(e)) + 127, 254)
 
 
 def exact_rceil_scale(amax: Fraction, largest: int | Fraction) -> int:
@@ -169,7 +176,7 @@ def exact_rceil_scale(amax: Fraction, largest: int | Fraction) -> int:
         return 0
     quotient = amax / Fraction(largest)
     e = floor_log2(quotient)
-    return min(max(e + (quotient != TWO**e) + 127, 0), 254)
+    return min(max(e + (quotient != power(e)) + 127, 0), 254)
 
 
 def block_codes(xs: Sequence[float], code: int, spec: Spec) -> list[int]:
@@ -177,6 +184,6 @@ def block_codes(xs: Sequence[float], code: int, spec: Spec) -> list[int]:
     result = []
     for x in xs:
         special = math.isnan(x) or math.isinf(x)
-        scaled = x if special else Fraction(x) / TWO ** (code - 127)
+        scaled = x if special else Fraction(x) / power(code - 127)
         result.append(encode(scaled, spec, negative=math.copysign(1.0, x) < 0))
     return result

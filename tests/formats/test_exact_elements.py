@@ -17,7 +17,6 @@ from tests.formats import exact
 from tests.independent import float32
 
 Cast = Callable[[int, int], int]  # float32 bits of a finite element and a scale code, to a code
-TWO = Fraction(2)
 SIGN = 0x80000000
 HALF = Fraction(1, 2)
 
@@ -32,10 +31,10 @@ def grid_and_middles(element: str) -> list[Fraction]:
 
 def inputs(element: str, scale: int) -> list[int]:
     """float32 bits of what lies on and one ulp beside those, times the scale; both signs; the ends."""
-    power = TWO ** (scale - 127)
+    power = exact.power(scale - 127)
     found = {0, 1, 0x007FFFFF, 0x00800000, 0x7F7FFFFF}
     for value in grid_and_middles(element):
-        if value * power < TWO**128:
+        if value * power < exact.power(128):
             at = float32.nearest(value * power)
             found |= {at - 1, at, at + 1}
     magnitudes = [bits for bits in sorted(found) if 0 <= bits < float32.INFINITY]
@@ -44,7 +43,7 @@ def inputs(element: str, scale: int) -> list[int]:
 
 def over(bits: int, exponent: int) -> Fraction:
     """|x| 2^-exponent, exact."""
-    return abs(float32.value(bits)) / TWO**exponent
+    return abs(float32.value(bits)) * exact.power(-exponent)
 
 
 def sign_of(bits: int, element: str) -> int:
@@ -56,10 +55,11 @@ def nearest_even(element: str) -> Cast:
     """x 2^(127 - c), to nearest even, saturating, the sign kept."""
     spec = exact.SPECS[element]
 
-    def cast(bits: int, scale: int) -> int:
-        return exact.encode(over(bits, scale - 127), spec) | sign_of(bits, element)
+    @functools.cache
+    def magnitude(bits: int, scale: int) -> int:
+        return exact.encode(over(bits, scale - 127), spec)
 
-    return cast
+    return lambda bits, scale: magnitude(bits & ~SIGN, scale) | sign_of(bits, element)
 
 
 def with_scale_0(cast: Cast, special: Callable[[int], int]) -> Cast:
@@ -94,24 +94,30 @@ def zero_when(cast: Cast, element: str, *, plus: bool, always: bool = False) -> 
     return signed
 
 
+@functools.cache
 def microxcaling(how: str, element: str) -> Cast:
     """floor(|A| + 1/2) in units of the step of |A|, the sum in float32; floor(|A|) for "floor"."""
     spec = exact.SPECS[element]
 
-    def cast(bits: int, scale: int) -> int:
+    @functools.cache
+    def magnitude(bits: int, scale: int) -> int:
         a = over(bits, scale - 127)
         if float32.nearest(a) == 0:
             return 0
         exponent = max(exact.floor_log2(a), 1 - spec.bias)
-        steps = a / TWO ** (exponent - spec.mantissa_bits)
+        step = exact.power(exponent - spec.mantissa_bits)
+        steps = a / step
         whole = math.floor(steps)
         if how != "floor":
             whole = math.floor(exact.float32(steps + HALF))
             if how == "even" and (steps - HALF) % 2 == 0:
                 whole -= 1
-        value = whole * TWO ** (exponent - spec.mantissa_bits)
-        code = exact.encode(min(value, exact.value(spec.last, spec)), spec)
-        return code | sign_of(bits, element)
+        value = whole * step
+        return exact.encode(min(value, exact.value(spec.last, spec)), spec)
+
+    def cast(bits: int, scale: int) -> int:
+        vanishes = float32.nearest(over(bits, scale - 127)) == 0
+        return magnitude(bits & ~SIGN, scale) | (0 if vanishes else sign_of(bits, element))
 
     return cast
 
@@ -123,11 +129,18 @@ def jax_of_zero(bits: int) -> int:
     return 0x7E | (0x80 if bits & SIGN else 0)
 
 
+def flashinfer(bits: int, scale: int) -> int:
+    """Subnormals are zeros; 1 / scale is 0 for code 0, and for code 254, whose reciprocal is one."""
+    if scale in (0, 254):
+        return sign_of(bits, "e4m3")
+    return nearest_even("e4m3")(float32.flush(bits), scale)
+
+
 def casts() -> dict[str, Cast]:
     found: dict[str, Cast] = {}
     for element in ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1"):
         plain = nearest_even(element)
-        for name in ("ocp-mx-floor", "gfloat-mx"):
+        for name in ("ocp-mx-floor", "gfloat-mx", "cutlass-mx"):
             found[f"{name}-{element}"] = plain
         for mode in ("floor", "ceil", "even", "rceil"):
             found[f"torchao-mx-{mode}-{element}"] = plain
@@ -156,6 +169,7 @@ def casts() -> dict[str, Cast]:
     found["jax-mx-e4m3"] = with_scale_0(
         lambda bits, scale: e4m3(float32.flush(bits), scale), jax_of_zero
     )
+    found["flashinfer-mx-e4m3"] = flashinfer
     found["qwix018-mx-e4m3"] = lambda bits, scale: e4m3(float32.flush(bits), scale)
     found["qwix018-mx-e2m1"] = lambda bits, scale: e2m1(float32.flush(bits), scale)
     found["modelopt-mx-e4m3"] = found["deepgemm-mx-e4m3"] = e4m3
@@ -172,7 +186,7 @@ def casts() -> dict[str, Cast]:
 
 
 CASTS = casts()
-SCALES = (0, 1, 2, 24, 103, 127, 128, 200, 246, 253, 254)
+SCALES = (0, 1, 127, 254)
 
 
 @functools.cache
@@ -180,26 +194,32 @@ def drawn(element: str, scale: int) -> tuple[int, ...]:
     return tuple(inputs(element, scale))
 
 
+@functools.lru_cache(maxsize=64)
+def right_codes(cast: Cast, element: str, scale: int) -> tuple[int, ...]:
+    """Many presets have one cast."""
+    return tuple(cast(bits, scale) for bits in drawn(element, scale))
+
+
 def check(name: str, scale: int) -> None:
     preset, cast = PRESETS[name], CASTS[name]
     if scale == 0 and name == "vllm-mx-fallback-e4m3":
         return
     bits = drawn(preset.element.name, scale)
+    wanted = right_codes(cast, preset.element.name, scale)
     x = np.array(bits, np.uint32)[None]
     scales = np.full((1, 1), scale, np.uint8)
     codes = encode_blocks(x, scales, preset, (1, "all")).ravel().tolist()
     wrong = [
         (scale, f"{b:#010x}", f"{ours:#04x}", f"{right:#04x}")
-        for b, ours in zip(bits, codes, strict=True)
-        if ours != (right := cast(b, scale))
+        for b, ours, right in zip(bits, codes, wanted, strict=True)
+        if ours != right
     ]
     assert wrong == []
 
 
 @pytest.mark.parametrize("name", CASTS)
 def test_elements_at_every_midpoint(name: str) -> None:
-    few = PRESETS[name].element.bits <= 6
-    for scale in SCALES if few else SCALES[::2]:
+    for scale in SCALES:
         check(name, scale)
 
 

@@ -18,7 +18,6 @@ from tests.formats import exact, points
 from tests.independent import float32
 
 Rule = Callable[[int], int]  # bits of amax, finite, to a scale code
-TWO = Fraction(2)
 SUBNORMAL = 1 << 23  # the first bits of a normal number
 LARGEST = 0x7F7FFFFF
 
@@ -49,8 +48,8 @@ def even(emax: int, mantissa_bits: int, beyond: int | None = None) -> Rule:
     """`beyond`: the code where amax rounds to 2^128."""
 
     def rule(amax: int) -> int:
-        half = TWO ** (127 - mantissa_bits - 1)
-        if beyond is not None and float32.value(amax) >= TWO**128 - half:
+        half = exact.power(127 - mantissa_bits - 1)
+        if beyond is not None and float32.value(amax) >= exact.power(128) - half:
             return beyond
         return exact.even_scale(float32.value(amax), emax, mantissa_bits)
 
@@ -89,7 +88,7 @@ def triton_down(emax: int) -> Rule:
 def qwix(largest: float) -> Rule:
     def rule(amax: int) -> int:
         d = float32.divide(amax, bits_of(largest), ftz=True)
-        return 127 if float32.value(d) < TWO**-63 else up(d)
+        return 127 if float32.value(d) < exact.power(-63) else up(d)
 
     return rule
 
@@ -102,8 +101,12 @@ def deepgemm(largest: float) -> Rule:
     return rule
 
 
+def flashinfer(amax: int) -> int:
+    return up(float32.multiply(amax, bits_of(Fraction(1, 448)), ftz=True))
+
+
 def vllm(amax: int) -> int:
-    return exact.floor_scale(max(float32.value(amax), TWO**-126), 0)
+    return exact.floor_scale(max(float32.value(amax), exact.power(-126)), 0)
 
 
 def of_float32(power: Callable[[Fraction], int]) -> Rule:
@@ -111,16 +114,16 @@ def of_float32(power: Callable[[Fraction], int]) -> Rule:
 
     def rule(amax: int) -> int:
         if amax == 0:
-            return bits_of(TWO**-23)
+            return bits_of(exact.power(-23))
         e = power(float32.value(amax))
-        return bits_of(TWO**e) if e >= -149 else bits_of(TWO**-23)
+        return bits_of(exact.power(e)) if e >= -149 else bits_of(exact.power(-23))
 
     return rule
 
 
 def ceil_log2(x: Fraction) -> int:
     e = exact.floor_log2(x)
-    return e + (x != TWO**e)
+    return e + (x != exact.power(e))
 
 
 def rules() -> Iterator[tuple[str, str, Rule]]:
@@ -131,6 +134,8 @@ def rules() -> Iterator[tuple[str, str, Rule]]:
         modes = {"floor": floor(emax), "ceil": ceil(emax), "rceil": rceil(largest)}
         yield f"ocp-mx-floor-{name}", name, floor(emax)
         yield f"gfloat-mx-{name}", name, floor(emax)
+        # rcp.approx.ftz of every max is the nearest float32 (measured on sm_90).
+        yield f"cutlass-mx-{name}", name, rceil(largest)
         for mode, rule in modes.items():
             yield f"torchao-mx-{mode}-{name}", name, rule
             old = divided(largest) if mode == "rceil" else rule
@@ -148,6 +153,7 @@ def rules() -> Iterator[tuple[str, str, Rule]]:
         yield f"quark-mx-ceil-{name}", name, of_float32(lambda x, emax=emax: ceil_log2(x) - emax)
     yield "te-mx-e4m3", "e4m3", rceil(448)
     yield "te-mx-e5m2", "e5m2", rceil(57344)
+    yield "flashinfer-mx-e4m3", "e4m3", flashinfer
     yield "cudnn-mx-e4m3", "e4m3", lambda amax: exact.exact_rceil_scale(float32.value(amax), 448)
     yield "jax-mx-e4m3", "e4m3", divided(448, ftz=True)
     for name, largest in (("e4m3", 448), ("e5m2", 57344), ("e2m1", 6)):
@@ -177,12 +183,12 @@ def boundaries(element: str) -> list[int]:
     """
     f = FORMATS[element]
     tops = [Fraction(f.max), Fraction(1)]
-    tops += [2 - TWO ** -(bits + 1) for bits in {f.mantissa_bits, 1, 3}]
+    tops += [2 - exact.power(-(bits + 1)) for bits in {f.mantissa_bits, 1, 3}]
     found = {0, 1, 2, 3, LARGEST, LARGEST - 1, SUBNORMAL - 1, SUBNORMAL, SUBNORMAL + 1}
     found |= {np.float32(1e-4).view(np.uint32).item() + step for step in (-1, 0, 1)}
     for top in tops:
         for k in range(-151 - exact.floor_log2(top), 129 - exact.floor_log2(top)):
-            at = float32.nearest(top * TWO**k)
+            at = float32.nearest(top * exact.power(k))
             found |= {at - 1, at, at + 1}
     return sorted(bits for bits in found if 0 <= bits <= LARGEST)
 
@@ -232,9 +238,9 @@ def test_every_preset_with_powers_of_two_is_here() -> None:
 def test_even_bits(bits: int) -> None:
     """Ties of every width, in every binade."""
     preset = dataclasses.replace(PRESETS["torchao-mx-even-e4m3"], even_bits=bits)
-    tie = 2 - TWO ** -(bits + 1)
-    near = {float32.nearest(tie * TWO**k) + step for k in range(-149, 128) for step in (-1, 0, 1)}
-    near |= {float32.nearest((1 + TWO ** -(bits + 1)) * TWO**k) for k in range(-149, 128)}
+    tie = 2 - exact.power(-(bits + 1))
+    near = {float32.nearest(tie * exact.power(k)) + step for k in range(-149, 128) for step in (-1, 0, 1)}
+    near |= {float32.nearest((1 + exact.power(-(bits + 1))) * exact.power(k)) for k in range(-149, 128)}
     assert wrong(sorted(b for b in near if b <= LARGEST), preset, even(8, bits, 255)) == []
 
 
