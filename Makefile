@@ -4,12 +4,13 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LIVE := .venv-live
 JOBS ?= 2
 PACK := build/demo-pack
 LEAK := build/leak.png
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test nightly notebooks bench wheel lint format types coverage clean distclean
+.PHONY: help setup demo test nightly notebooks bench wheel live lint format types coverage clean distclean
 
 help:
 	@echo 'make demo      make a golden pack, check a good kernel and a broken one against it, see a leak'
@@ -18,10 +19,12 @@ help:
 	@echo 'make notebooks run the notebooks, keep what they show in them, draw the pictures of docs/accumulation.md'
 	@echo 'make bench     measure speed beside peers, BENCH="NAME ..." for some of it'
 	@echo 'make wheel     build the distribution and test it in an environment of its own'
+	@echo 'make live      compare the presets with the libraries themselves, in $(LIVE), on fresh random input;'
+	@echo '               it installs PyTorch, which is large where the package index has no CPU build'
 	@echo 'make lint      check style and types'
 	@echo 'make format    put the source in its standard form'
 	@echo 'make coverage  run the tests and show the lines that none of them reaches'
-	@echo 'make clean     remove what the targets above left, distclean the environment too'
+	@echo 'make clean     remove what the targets above left, distclean the environments too'
 
 setup: $(STAMP)
 
@@ -70,6 +73,17 @@ wheel: setup
 	@echo '== Building the distribution and testing it away from the checkout'
 	@$(BIN)/python -m pytest -m wheel
 
+live: $(LIVE)/.installed
+	@echo '== Comparing the presets with the libraries themselves'
+	@FLAMIA_LIVE_REQUIRED=1 $(LIVE)/bin/python -m pytest tests/formats/live
+
+$(LIVE)/.installed: pyproject.toml
+	@./.ci/environment $(LIVE)
+	@echo '== Installing flamia-ref and the libraries it is compared with in $(LIVE), a minute or two'
+	@$(LIVE)/bin/python -m pip install -qq --disable-pip-version-check --no-compile \
+		--editable '.[jax,properties,libraries]'
+	@touch $@
+
 lint: setup
 	@echo '== Checking style'
 	@$(BIN)/ruff check
@@ -89,4 +103,4 @@ clean:
 		.hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 distclean: clean
-	@rm -rf $(VENV)
+	@rm -rf $(VENV) $(LIVE)

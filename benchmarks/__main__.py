@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import arithmetic, attention, command, leakage, quantizers
+from benchmarks import arithmetic, attention, command, formats, leakage
 from benchmarks.measure import Result, machine
 
 BENCHMARKS: dict[str, Callable[[float], Iterator[Result]]] = {
     "arithmetic": arithmetic.run,
-    "quantize": quantizers.run,
+    "formats": formats.run,
     "attention": attention.run,
     "leakage": leakage.run,
     "help": command.start,
@@ -77,7 +77,11 @@ def line(result: Result) -> str:
     peer = figure(result.peer_seconds, result.peer_work, result.unit)
     ratio = result.ratio
     speed = f"{ratio:.3g} times as fast as" if ratio >= 1 else f"{1 / ratio:.3g} times slower than"
-    return f"{result.what}: {own} (best {best}), {speed} {result.peer} ({peer}), {result.rounds} rounds"
+    bound = ""
+    if result.bound is not None:
+        part = result.bound / result.seconds
+        bound = f", {part:.2f} of the bound of moving its bytes ({result.bound * 1e3:.1f} ms)"
+    return f"{result.what}: {own} (best {best}), {speed} {result.peer} ({peer}){bound}, {result.rounds} rounds"
 
 
 def figure(seconds: float, work: float | None, unit: str) -> str:

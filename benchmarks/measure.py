@@ -10,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 FEWEST_ROUNDS = 5
 TURN = 0.02  # seconds; a call that is shorter is repeated within its turn
 
@@ -31,6 +33,8 @@ class Result:
         ratio: the median over rounds of the peer's time over ours, for the same work. Above 1 we
             are faster.
         rounds: turns that each of the two had.
+        bound: seconds that moving the bytes of a call takes at the rate of a copy; None where no
+            such bound was named.
     """
 
     benchmark: str
@@ -44,6 +48,7 @@ class Result:
     peer_work: float | None = None
     ratio: float
     rounds: int
+    bound: float | None = None
 
     @property
     def rate(self) -> float | None:
@@ -90,6 +95,14 @@ def compare(
     )
 
 
+def copy_rate(x: np.ndarray[Any, Any]) -> float:
+    """Bytes a second that copying x reads and writes, the median of some turns."""
+    target = np.empty_like(x)
+    np.copyto(target, x)
+    times = [_time(lambda: np.copyto(target, x), 1) for _ in range(15)]
+    return 2 * x.nbytes / statistics.median(times)
+
+
 def _repeats(call: Callable[[], object]) -> int:
     """Calls that fill a turn."""
     call()  # compiles, fills caches
@@ -107,7 +120,7 @@ def _time(call: Callable[[], object], repeats: int) -> float:
 def machine() -> dict[str, Any]:
     """What the figures depend on besides our code."""
     installed = {}
-    for package in ("numpy", "jax", "torch", "mmasim"):
+    for package in ("numpy", "jax", "torch", "torchao", "mmasim"):
         try:
             installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

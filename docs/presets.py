@@ -44,34 +44,35 @@ LIBRARIES = {
 
 HEAD = """# Presets
 
-Made by `python docs/presets.py`. A preset is data, a `BlockFormat`: `flamia-ref formats show NAME` prints all of it. It says
-what a library does with a block, bit for bit. Names are `<library>[<version>]-<family>[-<rule>][-<element>]`.
+Made by `python docs/presets.py`. A preset is data, a `BlockFormat`: `flamia-ref formats show NAME` prints all of it.
+It says what a library does with a block, bit for bit. Names are `<library>[<version>]-<family>[-<rule>][-<element>]`.
 
 ## Recordings
 
-What the libraries made of the same inputs, and what the presets make of them: scale codes and element codes, or values where a
-library gives no codes, and tensor scales. The inputs are 2043 blocks of 32, or 19 tensors of 32x64 for NVFP4, in float32
-and in bfloat16: random ones, every edge of every rule, subnormals, zeros, NaN and infinities
-([what they are](../tests/oracles/README.md)). *Compared*: blocks that the preset makes a claim for. *Out of contract*: the others,
-by `formats.in_contract`: blocks beside a power of two in float32 where the library rounds log2 to an integer
-([014](decisions/014-log2-in-libraries.md)), and where a preset says so, blocks with a NaN. *Differ*: compared blocks that are not
-equal in every bit.
+What the libraries made of the same inputs, and what the presets make of them: scale codes and element codes, or
+values where a library gives no codes, and tensor scales. The inputs are 2043 blocks of 32, or 19 tensors of 32x64 for
+NVFP4, in float32 and in bfloat16: random ones, every edge of every rule, subnormals, zeros, NaN and infinities ([what
+they are](../tests/oracles/README.md)). *Compared*: blocks that the preset makes a claim for. *Out of contract*: the
+others, by `formats.in_contract`: blocks beside a power of two in float32 where the library rounds log2 to an integer
+([014](decisions/014-log2-in-libraries.md)), and where a preset says so, blocks with a NaN. *Differ*: compared blocks
+that are not equal in every bit.
 
 """
 
 EXPLANATION = """
-Transformer Engine's recordings are of its reference in Python: the sign of a zero code is not compared there, since the
-conversion of its kernels keeps it. Bit 7 of a UE4M3 code is not compared: the format has no sign.
+Transformer Engine's recordings are of its reference in Python: the sign of a zero code is not compared there, since
+the conversion of its kernels keeps it. Bit 7 of a UE4M3 code is not compared: the format has no sign.
 
 """
 
 TABLES = """
 ## All presets
 
-X is the scale of a block, S that of the tensor, amax the largest magnitude of the block and tensor_amax that of the tensor. A
-formula is written as it is computed: every operation rounds to float32, to nearest even, or to the type of x where the table
-says *in the type of x*. An element is x / X, exactly, where no formula is given, and rounds to nearest even and saturates.
-*Range*: of the codes of X. Codes are hexadecimal, those of E8M0 decimal. Codes of NaN: for +NaN, -NaN and a NaN that the scaling makes.
+X is the scale of a block, S that of the tensor, amax the largest magnitude of the block and tensor_amax that of the
+tensor. A formula is written as it is computed: every operation rounds to float32, to nearest even, or to the type of
+x where the table says *in the type of x*. An element is x / X, exactly, where no formula is given, and rounds to
+nearest even and saturates. *Range*: of the codes of X. Codes are hexadecimal, those of E8M0 decimal. Codes of NaN:
+for +NaN, -NaN and a NaN that the scaling makes.
 """
 
 
@@ -143,7 +144,9 @@ def scale_cell(preset: BlockFormat) -> str:
     if preset.row_span is not None:
         words.append(f"at most 2^{preset.row_span} below that of the row")
     if preset.choice is not None:
-        words.append(f"or of 1.5 times that, by {preset.choice.value.upper()} of `{preset.decoded}`")
+        words.append(
+            f"or of 1.5 times that, by {preset.choice.value.upper()} of `{preset.decoded}`"
+        )
     if preset.zero_below:
         words.append(f"blocks with an amax below {preset.zero_below:g} are zeros")
     if preset.arithmetic == "input":
@@ -170,7 +173,10 @@ def element_cell(preset: BlockFormat) -> str:
     if preset.prepared is not None:
         words.append(f"x is first `{preset.prepared}`")
     words.append("x / X" if preset.scaled is None else f"`{preset.scaled}`")
-    words += [f"X of code {code_in(preset, code)} counts as {value:g}" for code, value in preset.scale_values]
+    words += [
+        f"X of code {code_in(preset, code)} counts as {value:g}"
+        for code, value in preset.scale_values
+    ]
     if preset.rounding is not Rounding.NEAREST_EVEN:
         words.append(str(preset.rounding).replace("_", " "))
     if preset.half_added:
@@ -180,7 +186,11 @@ def element_cell(preset: BlockFormat) -> str:
 
 def nan_cell(preset: BlockFormat) -> str:
     """What a NaN does to its scale, and its code."""
-    policy = "ignored" if preset.nan is NanPolicy.IGNORE else f"X {code_in(preset, preset.nan_scale or 0)}"
+    policy = (
+        "ignored"
+        if preset.nan is NanPolicy.IGNORE
+        else f"X {code_in(preset, preset.nan_scale or 0)}"
+    )
     if preset.nan is NanPolicy.MAXIMUM_NUMBER:
         policy = f"ignored beside numbers, alone {policy}"
     codes = " ".join(f"{code:02x}" for code in preset.nan_elements)
@@ -271,5 +281,5 @@ def page(results: Sequence[Sequence[Comparison]]) -> str:
 if __name__ == "__main__":
     found = list(comparisons())
     FILE.write_text(page(found), encoding="utf-8")
-    print(comparison_section(found), end="")
+    sys.stdout.write(comparison_section(found))
     sys.exit(0 if all_equal(found) else 1)

@@ -297,6 +297,13 @@ def register_value_type(cls: type, data: Sequence[str], meta: Sequence[str]) -> 
 _VALUE_TYPES: set[type] = set()
 
 
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def put(x: Array, library: ModuleType, device: object | None = None) -> Array:
     """A host array as an array of `library`, on a JAX device, without compiling anything for its shape."""
     if library is np:

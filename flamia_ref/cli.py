@@ -198,10 +198,10 @@ def _parser() -> argparse.ArgumentParser:
         " is no nvcc or no GPU."
     )
 
+    from flamia_ref import cli_formats
+
     formats = _group(groups, "formats", "number formats and block formats")
-    _command(formats, "list", "list scalar formats and presets", _formats_list)
-    one = _command(formats, "show", "show a scalar format or a preset", _formats_show)
-    one.add_argument("name", metavar="NAME")
+    cli_formats.add_commands(lambda *given: _command(formats, *given))
 
     recipes = _group(groups, "recipes", "attention paths as data")
     _command(recipes, "list", "list the recipes", _recipes_list)
@@ -444,32 +444,6 @@ def _probe_list(architecture: str | None, only: tuple[str, ...]) -> Result:
     for name, listed in names.items():
         lines += [f"{name}: {len(listed)} probes", *(f"    {probe}" for probe in listed)]
     return 0, "\n".join(lines), _json({"probes": names})
-
-
-def _formats_list(_: argparse.Namespace) -> Result:
-    from flamia_ref.formats import FORMATS, PRESETS
-
-    lines = ["scalar formats:", *(f"    {name}" for name in FORMATS), "presets:"]
-    lines += [f"    {name:<24} {preset.source}" for name, preset in PRESETS.items()]
-    return 0, "\n".join(lines), _json({"formats": list(FORMATS), "presets": list(PRESETS)})
-
-
-def _formats_show(options: argparse.Namespace) -> Result:
-    from flamia_ref._errors import unknown_name
-    from flamia_ref.formats import FORMATS, PRESETS, ScalarFormat
-
-    known: dict[str, Any] = {**FORMATS, **PRESETS}
-    if options.name not in known:
-        raise unknown_name("format", options.name, known)
-    found = known[options.name]
-    shown = [field.name for field in dataclasses.fields(found)]
-    if options.name in FORMATS:
-        shown += ["bits", "max", "smallest_normal", "smallest"]
-    data = {key: getattr(found, key) for key in shown}
-    plain = {
-        key: value.name if isinstance(value, ScalarFormat) else value for key, value in data.items()
-    }
-    return 0, "\n".join(f"{key}: {_words(value)}" for key, value in plain.items()), _json(plain)
 
 
 def _recipes_list(_: argparse.Namespace) -> Result:

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from flamia_ref.formats.blocks import encode_blocks as encode_blocks
     from flamia_ref.formats.blocks import quantize_bits as quantize_bits
     from flamia_ref.formats.contract import in_contract as in_contract
+    from flamia_ref.formats.diagnosis.comparison import Boundaries as Boundaries
+    from flamia_ref.formats.diagnosis.comparison import Comparison as Comparison
+    from flamia_ref.formats.diagnosis.comparison import compare as compare
+    from flamia_ref.formats.diagnosis.comparison import smallest as smallest
+    from flamia_ref.formats.diagnosis.identification import Identification as Identification
+    from flamia_ref.formats.diagnosis.identification import identify as identify
     from flamia_ref.formats.elements import value_bits as value_bits
     from flamia_ref.formats.encoding import decode as decode
     from flamia_ref.formats.encoding import encode as encode
@@ -68,6 +74,8 @@ else:
             ],
             "blocks": ["encode_blocks", "quantize_bits"],
             "contract": ["in_contract"],
+            "diagnosis.comparison": ["Boundaries", "Comparison", "compare", "smallest"],
+            "diagnosis.identification": ["Identification", "identify"],
             "elements": ["value_bits"],
             "encoding": ["decode", "encode"],
             "error_measures": ["ErrorMeasures", "QuantizationError", "error"],

@@ -6,6 +6,7 @@ import numpy as np
 
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
+from flamia_ref.formats.amax import beside, block_amax, in_blocks, out_of_blocks
 from flamia_ref.formats.bits import check_type, decode_bits
 from flamia_ref.formats.block import (
     ALL,
@@ -15,7 +16,8 @@ from flamia_ref.formats.block import (
     NanPolicy,
     TensorExtent,
 )
-from flamia_ref.formats.elements import element_codes
+from flamia_ref.formats.elements import codes_of_blocks, element_codes, fast
+from flamia_ref.formats.factors import settled
 from flamia_ref.formats.formula import Formula, Machine
 from flamia_ref.formats.hadamard import transformed
 from flamia_ref.formats.scalar import FP32, ScalarFormat
@@ -45,6 +47,7 @@ def quantize_bits(
 
     Raises TypeError for bits that are not uint32, ValueError for fewer than two axes.
     """
+    check_type("bits", bits, np.uint32)
     found = quantize_values(bits, block_format, block)
     return found.codes, found.scales
 
@@ -62,16 +65,19 @@ def quantize_values(
     """What `quantize_bits` does, for every format.
 
     Args:
-        bits: uint32 [..., rows, columns].
+        bits: uint32 [..., rows, columns], or uint16 bits of bfloat16.
         block_format, block: as in `quantize_bits`.
         source: the type that x had, where the format computes in it.
         tensor_amax: float32 bits that broadcast against `bits`; None for that of x.
         random_bits: for stochastic rounding, as in `encode`.
     """
-    check_type("bits", bits, np.uint32)
     if bits.ndim < 2:
         raise ValueError(f"quantize_bits takes [..., rows, columns], not shape {bits.shape}")
     block_format = block_format.of_input(source)
+    if quick(block_format) and random_bits is None and _is_one(tensor_amax):
+        return _quick(bits, block_format, block, tensor_amax)
+    if bits.dtype == np.uint16:
+        bits = bits.astype(np.uint32) << np.uint32(16)
     if block_format.signs is not None:
         bits = transformed(bits, block_format.signs, source)
     tensor_scale = None
@@ -85,9 +91,53 @@ def quantize_values(
             bits = formula.evaluate(given, block_format.machine(source))
     rows, columns = block_extents(block_format.block if block is None else block, bits.shape)
     blocks = _Blocks(bits, rows, columns, block_format, tensor_amax, tensor_scale, source)
-    drawn = None if random_bits is None else _in_blocks(random_bits, rows, columns)
+    drawn = None if random_bits is None else in_blocks(random_bits, rows, columns)
     codes, scales = blocks.quantized(drawn)
-    return Quantized(_out_of_blocks(codes, bits.shape), scales, tensor_scale)
+    return Quantized(out_of_blocks(codes, bits.shape), scales, tensor_scale)
+
+
+def quick(block_format: BlockFormat) -> bool:
+    """Whether blocks of the format are quantized the fast way."""
+    return (
+        fast(block_format)
+        and block_format.nan is not NanPolicy.MAXIMUM_NUMBER
+        and not block_format.zero_below
+        and block_format.choice is None
+        and block_format.signs is None
+        and block_format.prepared is None
+    )
+
+
+def _is_one(tensor_amax: Array | None) -> bool:
+    return tensor_amax is None or tensor_amax.size == 1
+
+
+def _quick(
+    bits: Array, block_format: BlockFormat, block: Block | None, tensor_amax: Array | None
+) -> Quantized:
+    """`quantize_values` of a format that is `quick`, with one tensor scale at most."""
+    rows, columns = block_extents(block_format.block if block is None else block, bits.shape)
+    x = in_blocks(bits, rows, columns)
+    amax = block_amax(x, ignore_nan=block_format.nan is NanPolicy.IGNORE)
+    tensor_scale = None
+    if block_format.has_tensor_scale:
+        if tensor_amax is None:
+            tensor_amax = amax.max(axis=tuple(range(amax.ndim)), keepdims=True, initial=0)
+        tensor_scale = tensor_scale_bits(tensor_amax, block_format)
+    scales = settled(scales_of_amax(amax, block_format, tensor_scale), amax)
+    codes = codes_of_blocks(x, scales, block_format, tensor_scale)
+    return Quantized(out_of_blocks(codes, bits.shape), scales, tensor_scale)
+
+
+def scales_of_amax(
+    amax: Array, block_format: BlockFormat, tensor_scale: Array | None = None
+) -> Array:
+    """Scale codes of blocks [..., down, across], those of a row raised to what `row_span` allows."""
+    scales = scale_codes(amax, block_format, tensor_scale)
+    if block_format.row_span is None:
+        return scales
+    row = scale_codes(amax.max(axis=-1, keepdims=True, initial=0), block_format, tensor_scale)
+    return _raised(scales, row, block_format)
 
 
 @_backend.jit(static=("block_format", "block"))
@@ -106,12 +156,12 @@ def encode_blocks(
     check_type("bits", bits, np.uint32)
     check_type("scales", scales, block_format.scale.code_dtype)
     rows, columns = block_extents(block_format.block if block is None else block, bits.shape)
-    x = _in_blocks(bits, rows, columns)
+    x = in_blocks(bits, rows, columns)
     amax = _counted(x, block_format).max(axis=(-3, -1)) if block_format.scaled_uses_amax else None
     codes = element_codes(
-        x, _beside(scales), block_format, amax=None if amax is None else _beside(amax)
+        x, beside(scales), block_format, amax=None if amax is None else beside(amax)
     )
-    return _out_of_blocks(codes, bits.shape)
+    return out_of_blocks(codes, bits.shape)
 
 
 def amax_of_tensor(bits: Array, block_format: BlockFormat) -> Array:
@@ -146,7 +196,7 @@ class _Blocks:
         tensor_scale: Array | None,
         source: ScalarFormat,
     ) -> None:
-        self.x = _in_blocks(bits, rows, columns)
+        self.x = in_blocks(bits, rows, columns)
         self.format = block_format
         self.source = source
         self.nan_blocks: Array | None = None
@@ -163,9 +213,9 @@ class _Blocks:
             amax = _backend.namespace(amax).where(alone, _float32.NAN, amax)
         if self.format.zero_below:
             least = np.float32(self.format.zero_below).view(np.uint32)
-            self.x = _backend.namespace(amax).where(_beside(amax < least), np.uint32(0), self.x)
+            self.x = _backend.namespace(amax).where(beside(amax < least), np.uint32(0), self.x)
         if self.format.scaled_uses_amax:
-            self.amax = _beside(amax)
+            self.amax = beside(amax)
         scales = self.scales(amax)
         if self.format.row_span is not None:
             row = self.scales(amax.max(axis=-1, keepdims=True, initial=0))
@@ -175,7 +225,7 @@ class _Blocks:
             alike = self.format.infinity_scale == self.format.nan_scale
             alike = alike and not self.format.nan_scale_has_value
             least = _float32.INFINITY - np.uint32(alike)
-            self.nan_blocks = _beside(amax > least)
+            self.nan_blocks = beside(amax > least)
         codes = self.codes(scales, random_bits)
         if self.format.choice is None:
             return codes, scales
@@ -183,7 +233,7 @@ class _Blocks:
         other_codes = self.codes(others, random_bits)
         pick = _float32.less(self.error(other_codes, others), self.error(codes, scales))
         xp = _backend.namespace(pick)
-        return xp.where(_beside(pick), other_codes, codes), xp.where(pick, others, scales)
+        return xp.where(beside(pick), other_codes, codes), xp.where(pick, others, scales)
 
     def scales(self, amax: Array, factor: float = 1.0) -> Array:
         own = None if self.tensor_scale is None else self.tensor_scale[..., :, 0, :, 0]
@@ -192,7 +242,7 @@ class _Blocks:
     def codes(self, scales: Array, random_bits: Array | None) -> Array:
         return element_codes(
             self.x,
-            _beside(scales),
+            beside(scales),
             self.format,
             self.tensor_scale,
             self.source,
@@ -205,7 +255,7 @@ class _Blocks:
         """float32 bits of the error of each block, [..., down, across]."""
         given = {
             "code": decode_bits(codes, self.format.element),
-            "scale": _beside(decode_bits(scales, self.format.scale)),
+            "scale": beside(decode_bits(scales, self.format.scale)),
             "tensor_amax": self.tensor_amax,
         }
         formula = Formula.parse(self.format.decoded or "")
@@ -227,11 +277,6 @@ def _of_rows(per_tensor: Array, bits: Array, rows: int) -> Array:
     return per_tensor.reshape((*shape[:-1], 1, 1, 1))
 
 
-def _beside(per_block: Array) -> Array:
-    """[..., down, across] to broadcast against elements in blocks."""
-    return per_block[..., :, None, :, None]
-
-
 def _counted(bits: Array, block_format: BlockFormat) -> Array:
     """Magnitudes, those of NaN 0 where the format ignores it."""
     magnitude = bits & _float32.MAGNITUDE
@@ -248,19 +293,3 @@ def _raised(scales: Array, row: Array, block_format: BlockFormat) -> Array:
     least = row.astype(np.int32) - np.int32(block_format.row_span or 0)
     raised = xp.maximum(scales.astype(np.int32), least).astype(dtype)
     return xp.where(row == dtype.type(nan), dtype.type(nan), raised)
-
-
-def _in_blocks(bits: Array, rows: int, columns: int) -> Array:
-    """[..., R, C] as [..., R / rows, rows, C / columns, columns], partial blocks filled with +0."""
-    *batch, height, width = bits.shape
-    down, across = -(-height // rows), -(-width // columns)
-    if (down * rows, across * columns) != (height, width):
-        padding = [(0, 0)] * len(batch) + [(0, down * rows - height), (0, across * columns - width)]
-        bits = _backend.namespace(bits).pad(bits, padding)
-    return bits.reshape((*batch, down, rows, across, columns))
-
-
-def _out_of_blocks(codes: Array, shape: tuple[int, ...]) -> Array:
-    *batch, down, rows, across, columns = codes.shape
-    whole = codes.reshape((*batch, down * rows, across * columns))
-    return whole[..., : shape[-2], : shape[-1]]

@@ -7,8 +7,10 @@ import numpy as np
 
 from flamia_ref import _backend, _float32, _primitive
 from flamia_ref._backend import Array
+from flamia_ref.formats.added_rounding import codes_by_factor, fits
 from flamia_ref.formats.bits import decode_bits, encode_bits
-from flamia_ref.formats.block import BlockFormat, NanElement, ZeroSign
+from flamia_ref.formats.block import Arithmetic, BlockFormat, NanElement, TensorExtent, ZeroSign
+from flamia_ref.formats.factors import Factor, power_factor, table_factor
 from flamia_ref.formats.formula import Formula
 from flamia_ref.formats.logarithms import exponents
 from flamia_ref.formats.rounding import Overflow, Rounding
@@ -217,6 +219,65 @@ def _with_zero_sign(codes: Array, where: Array, block_format: BlockFormat) -> Ar
     # A zero that a scale made NaN is no zero any more.
     still = (codes & code(block_format.element.code_mask & ~block_format.element.sign_code)) == 0
     return xp.where(where & still, zero, codes)
+
+
+def fast(block_format: BlockFormat) -> bool:
+    """Whether `codes_of_blocks` has element codes like these: ordinary ones, a factor a block."""
+    ordinary = (
+        block_format.nan_codes is None
+        and block_format.nan_block_code is None
+        and block_format.nan_element is NanElement.CODE
+        and block_format.zero_sign is ZeroSign.KEEP
+        and not (block_format.half_added or block_format.element_log2)
+        and not block_format.flushes_subnormals
+        and block_format.arithmetic is Arithmetic.FLOAT32
+        and block_format.tensor_extent is TensorExtent.TENSOR
+        and block_format.scale.bits <= 8
+    )
+    return (
+        ordinary
+        and fits(block_format.element, block_format.rounding, block_format.overflow)
+        and (block_format.scaled is None or _factor_formula(block_format) is not None)
+    )
+
+
+def _factor_formula(block_format: BlockFormat) -> tuple[Formula, bool] | None:
+    found = Formula.parse(block_format.scaled or "").factor("x")
+    return None if found is None or "amax" in found[0].variables else found
+
+
+def codes_of_blocks(
+    x: Array, scales: Array, block_format: BlockFormat, tensor_scale: Array | None = None
+) -> Array:
+    """What `element_codes` gives for a format that is `fast`, fast.
+
+    Args:
+        x: float32 bits (uint32) or bfloat16 bits (uint16), in blocks [..., down, rows, across, columns].
+        scales: scale codes [..., down, across].
+        block_format: the format.
+        tensor_scale: float32 bits of the one tensor scale, where the format has one.
+    """
+    factor, divide = scale_factor(scales, block_format, tensor_scale)
+    return codes_by_factor(x, factor, block_format.element, divide=divide)
+
+
+def scale_factor(
+    scales: Array, block_format: BlockFormat, tensor_scale: Array | None = None
+) -> tuple[Factor, bool]:
+    """What elements are multiplied by, or divided by if True, for each scale code of a format that is `fast`."""
+    if block_format.scaled is None and not block_format.scale_values:
+        return power_factor(scales), False
+    every = np.arange(256, dtype=np.uint8)
+    divisors = scale_bits(every, block_format)
+    found = None if block_format.scaled is None else _factor_formula(block_format)
+    if found is None:
+        return table_factor(scales, divisors), True
+    formula, divide = found
+    given = {"scale": divisors}
+    if tensor_scale is not None:
+        given["tensor_scale"] = tensor_scale.reshape(1)
+    table = formula.evaluate(given, block_format.machine(FP32))
+    return table_factor(scales, table), divide
 
 
 def value_bits(codes: Array, scales: Array, block_format: BlockFormat) -> Array:

@@ -72,6 +72,16 @@ class Formula:
         names = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
         return names - set(CONSTANTS) - set(_FUNCTIONS)
 
+    def factor(self, name: str) -> tuple[Formula, bool] | None:
+        """What the variable of that name is multiplied by, or divided by if True, where all that the formula does with
+        it is one such operation; else None.
+        """
+        match self.tree:
+            case ast.BinOp(left=ast.Name(id=left), op=op, right=right) if left == name:
+                other = Formula(ast.unparse(right), right)
+                return None if name in other.variables else (other, isinstance(op, ast.Div))
+        return None
+
     def evaluate(
         self, values: Mapping[str, Array], machine: Machine, steps: list[Step] | None = None
     ) -> Array:

@@ -49,10 +49,8 @@ def transformed(bits: Array, signs: tuple[int, ...], source: ScalarFormat = FP32
     for i in range(WIDTH):
         place = i ^ 1 if narrow else i
         value, quarter = x[..., place : place + 1], quarters[place]
-        if total is None:
-            total = _float32.multiply(value, quarter)
-        else:
-            total = _float32.fma(value, quarter, total)
+        first = total is None
+        total = _float32.multiply(value, quarter) if first else _float32.fma(value, quarter, total)
         total = _float32.flush(total) if narrow else total
     if narrow:
         total = decode_bits(encode_bits(total, source, overflow=Overflow.NATIVE), source)

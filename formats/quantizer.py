@@ -11,14 +11,25 @@ import numpy as np
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
 from flamia_ref._errors import shown
-from flamia_ref.formats.block import Block, BlockFormat, PartialBlock, TensorExtent
-from flamia_ref.formats.blocks import Quantized, amax_of_tensor, block_extents, quantize_values
-from flamia_ref.formats.elements import value_bits
+from flamia_ref.formats.block import Block, BlockFormat, NanPolicy, PartialBlock, TensorExtent
+from flamia_ref.formats.blocks import (
+    Quantized,
+    amax_of_tensor,
+    block_extents,
+    quantize_values,
+    quick,
+    scales_of_amax,
+)
+from flamia_ref.formats.elements import scale_factor, value_bits
 from flamia_ref.formats.encoding import as_codes, as_floats, by_chunks, decode, source_bits
+from flamia_ref.formats.parts import quantize_array
 from flamia_ref.formats.presets import PRESETS
-from flamia_ref.formats.scalar import BF16, FP16, FP32, ScalarFormat
+from flamia_ref.formats.scalar import BF16, E8M0, FP16, FP32, ScalarFormat
+from flamia_ref.formats.scales import tensor_scale_bits
+from flamia_ref.formats.values import power_values
 
 _PART = 1 << 18  # elements of a numpy array that are quantized at once
+_LARGE, _THREADS = 1 << 20, 8  # elements from which threads share the work, and how many at most
 _SOURCES: dict[Any, ScalarFormat] = {
     np.dtype(ml_dtypes.bfloat16): BF16,
     np.dtype(np.float16): FP16,
@@ -116,9 +127,12 @@ def quantize(
     values = _float32_values(values)
     amax = _checked_amax(tensor_amax, values, block_format)
     drawn = _checked_random(random_bits, values)
-    if amax is None and block_format.has_tensor_scale and not _backend.is_jax(values):
-        amax = _amax_by_parts(values, block_format)
-    found = _by_parts(values, block_format, extents, amax, drawn)
+    if _goes_by_rows(values, extents, block_format, amax, drawn):
+        found = _by_rows(values, block_format, extents, amax)
+    else:
+        if amax is None and block_format.has_tensor_scale and not _backend.is_jax(values):
+            amax = _amax_by_parts(values, block_format)
+        found = _by_parts(values, block_format, extents, amax, drawn)
     tensor_scale = found.tensor_scale
     if tensor_scale is not None:
         tensor_scale = _backend.from_bits(tensor_scale, np.float32)
@@ -195,6 +209,52 @@ def _checked_random(given: Any, values: Array) -> Array | None:
     return drawn
 
 
+def _goes_by_rows(
+    values: Array,
+    block: tuple[int, int],
+    block_format: BlockFormat,
+    amax: Array | None,
+    random_bits: Array | None,
+) -> bool:
+    """Whether `quantize_array` takes it: a numpy array of whole blocks, of a format that is quick."""
+    return (
+        not _backend.is_jax(values)
+        and values.dtype in (np.float32, np.dtype(ml_dtypes.bfloat16))
+        and values.size > 0
+        and random_bits is None
+        and (amax is None or amax.size == 1)
+        and not any(size % extent for size, extent in zip(values.shape[-2:], block, strict=True))
+        and quick(block_format.of_input(source_of(values)))
+    )
+
+
+def _by_rows(
+    values: Array, block_format: BlockFormat, block: tuple[int, int], amax: Array | None
+) -> Quantized:
+    """Quantize a numpy array some rows of blocks at a time."""
+    block_format = block_format.of_input(source_of(values))
+    tensor_scale = None
+
+    def scales_of(found: Array) -> Array:
+        nonlocal tensor_scale
+        if block_format.has_tensor_scale:
+            of_all = found.max().reshape((1,) * values.ndim) if amax is None else amax
+            tensor_scale = tensor_scale_bits(of_all, block_format)
+        own = None if tensor_scale is None else tensor_scale.reshape(1, 1)
+        return scales_of_amax(found, block_format, own)
+
+    codes, scales = quantize_array(
+        _backend.bits(np.ascontiguousarray(values)),
+        block,
+        block_format.element,
+        ignore_nan=block_format.nan is NanPolicy.IGNORE,
+        scales_of=scales_of,
+        factor_of_scales=lambda found: scale_factor(found, block_format, tensor_scale),
+        threads=min(_backend.cores(), _THREADS) if values.size >= _LARGE else 1,
+    )
+    return Quantized(codes, scales, tensor_scale)
+
+
 def _amax_by_parts(values: Array, block_format: BlockFormat) -> Array:
     """`amax_of_tensor` of a numpy array, large ones a part at a time."""
     if block_format.signs is not None or values.size <= _PART:
@@ -259,7 +319,7 @@ def _quantize(
 ) -> Quantized:
     source = source_of(values)
     return quantize_values(
-        source_bits(values),
+        _backend.bits(values) if source is BF16 else source_bits(values),
         block_format,
         block,
         source=source,
@@ -334,6 +394,12 @@ def dequantize(block_tensor: BlockTensor, dtype: Any = np.float32) -> Array:
     if wanted == np.float64 and (_backend.is_traced(codes) or _backend.is_traced(scales)):
         raise TypeError("float64 values are numpy, and a traced tensor has none; ask for float32")
     tensor_scale = _tensor_scale(block_tensor, codes.shape)
+    if (
+        wanted == np.float32
+        and _has_power_values(block_format)
+        and _backend.uses_jax(codes, scales)
+    ):
+        return power_values(codes, scales, block_format.element, (rows, columns))
     spread = _spread(scales, rows, columns, codes.shape)
     if wanted == np.float64:
         values = decode(codes, block_format.element, np.float64)
@@ -346,6 +412,13 @@ def dequantize(block_tensor: BlockTensor, dtype: Any = np.float32) -> Array:
     if tensor_scale is None:
         return by_chunks(lambda part, scale: _dequantize(part, scale, block_format), codes, spread)
     return _dequantize_scaled(codes, spread, tensor_scale, block_format)
+
+
+def _has_power_values(block_format: BlockFormat) -> bool:
+    element, scale = block_format.element, block_format.scale
+    return (
+        scale is E8M0 and element.signed and element.bits <= 8 and not block_format.has_tensor_scale
+    )
 
 
 def _tensor_scale(block_tensor: BlockTensor, shape: tuple[int, ...]) -> Array | None:

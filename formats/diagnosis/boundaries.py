@@ -1,7 +1,7 @@
 """Inputs at the boundaries of two formats: where their scales, codes and odd blocks change."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ class Inputs(NamedTuple):
 
 
 def boundary_inputs(
-    a: BlockFormat, b: BlockFormat, size: int, dtype: np.dtype, source: ScalarFormat
+    a: BlockFormat, b: BlockFormat, size: int, dtype: np.dtype[Any], source: ScalarFormat
 ) -> list[Inputs]:
     """Blocks of `size` elements at the boundaries of both formats, simple ones first.
 
@@ -55,17 +55,17 @@ def boundary_inputs(
 
 def _positive(a: BlockFormat, b: BlockFormat) -> Values:
     """The values of the scale codes, those of powers of two within the ones of E4M3."""
-    values = []
+    values: list[Values] = []
     for one in (a, b):
         if one.scale.bits <= 8 and one.scale != E8M0:
             table = one.scale.table()
             values.append(table[np.isfinite(table) & (table > 0)])
         else:
-            values.append(2.0 ** np.arange(-9, 9))
+            values.append(np.ldexp(1.0, np.arange(-9, 9)))
     return np.unique(np.concatenate(values))
 
 
-def _amaxes(a: BlockFormat, b: BlockFormat, dtype: np.dtype) -> Bits:
+def _amaxes(a: BlockFormat, b: BlockFormat, dtype: np.dtype[Any]) -> Bits:
     """Amaxes at which a scale may change, over all exponents, as blocks that are tensors of their own."""
     mantissas = {1.0, 1.5, 1.75, 1.875}
     points = [0.0]
@@ -82,7 +82,7 @@ def _amaxes(a: BlockFormat, b: BlockFormat, dtype: np.dtype) -> Bits:
     return _near(np.concatenate(exact), dtype)
 
 
-def _anchors(a: BlockFormat, b: BlockFormat, dtype: np.dtype) -> Bits:
+def _anchors(a: BlockFormat, b: BlockFormat, dtype: np.dtype[Any]) -> Bits:
     """Amaxes of blocks whose elements are then put on their boundaries."""
     powers = 2.0 ** np.array([0, 1, -1, 8, -8, 60, -60, 100, -100, -110, -118, -120, -124, -126])
     found = [one.element.max * powers for one in (a, b)]
@@ -92,7 +92,7 @@ def _anchors(a: BlockFormat, b: BlockFormat, dtype: np.dtype) -> Bits:
     return np.unique(_bits(np.concatenate(found), dtype))
 
 
-def _tensors(dtype: np.dtype) -> Bits:
+def _tensors(dtype: np.dtype[Any]) -> Bits:
     """Amaxes of tensors: those with a scale of 1, of all kinds of mantissas, very large and small."""
     spread = 2688 * (1 + np.arange(_TENSORS) / _TENSORS)
     known = np.array([0x458ECCCD, 0x400B8C89], np.uint32).view(np.float32)
@@ -100,9 +100,11 @@ def _tensors(dtype: np.dtype) -> Bits:
     return _bits(np.concatenate([spread, known, edges]), dtype)
 
 
-def _quotients(block_format: BlockFormat, tensor: np.uint32, dtype: np.dtype) -> Bits:
+def _quotients(block_format: BlockFormat, tensor: np.uint32, dtype: np.dtype[Any]) -> Bits:
     """Amaxes about which the quotient is on a boundary of the scale format, for a tensor."""
-    steps = _steps(block_format.scale) if block_format.scale != E8M0 else 2.0 ** np.arange(-9, 9)
+    steps: Values = np.ldexp(1.0, np.arange(-9, 9))
+    if block_format.scale != E8M0:
+        steps = _steps(block_format.scale)
     factor = 1.0
     if block_format.has_tensor_scale:
         factor = float(tensor.view(np.float32)) / 2688
@@ -122,7 +124,7 @@ def _elements(
     a: BlockFormat,
     b: BlockFormat,
     size: int,
-    dtype: np.dtype,
+    dtype: np.dtype[Any],
     source: ScalarFormat,
 ) -> list[Inputs]:
     """Blocks with these amaxes, and in the other places elements between two codes."""
@@ -165,7 +167,7 @@ def _midpoints(element: ScalarFormat) -> Values:
     return found
 
 
-def _special(dtype: np.dtype) -> Bits:
+def _special(dtype: np.dtype[Any]) -> Bits:
     """Blocks with zeros, infinities and NaN."""
     inf, nan = math.inf, math.nan
     rows = [
@@ -189,23 +191,24 @@ def _special(dtype: np.dtype) -> Bits:
     blocks = np.array([[*row, 0.0][:2] for row in rows])
     found = source_bits(blocks.astype(dtype))
     negative = np.array([[math.copysign(1, x) < 0 for x in row] for row in blocks.tolist()])
-    return np.where(negative, found | _float32.SIGN, found & _float32.MAGNITUDE)
+    blocks_found: Bits = np.where(negative, found | _float32.SIGN, found & _float32.MAGNITUDE)
+    return blocks_found
 
 
-def _near(exact: Values, dtype: np.dtype) -> Bits:
+def _near(exact: Values, dtype: np.dtype[Any]) -> Bits:
     """float32 bits of values beside these in the type, without repetition."""
     centre = _bits(exact, dtype)
     found = [_shifted(centre, units, dtype) for units in range(-_NEAR, _NEAR + 1)]
     return np.unique(np.concatenate(found))
 
 
-def _bits(exact: Values, dtype: np.dtype) -> Bits:
+def _bits(exact: Values, dtype: np.dtype[Any]) -> Bits:
     with np.errstate(all="ignore"):
         found: Bits = source_bits(exact.astype(np.float32).astype(dtype))
     return found
 
 
-def _shifted(bits: Bits, units: int, dtype: np.dtype) -> Bits:
+def _shifted(bits: Bits, units: int, dtype: np.dtype[Any]) -> Bits:
     """Magnitudes some units in the last place of the type further, from 0 to the largest finite."""
     with np.errstate(all="ignore"):
         codes = _backend.bits(bits.view(np.float32).astype(dtype)).astype(np.int64)

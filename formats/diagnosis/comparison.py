@@ -5,20 +5,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from flamia_ref import _backend, _float32
+from flamia_ref import _float32
 from flamia_ref._backend import Array
 from flamia_ref._errors import shown
 from flamia_ref.formats.block import BlockFormat
 from flamia_ref.formats.blocks import block_extents
+from flamia_ref.formats.contract import in_contract
 from flamia_ref.formats.diagnosis.boundaries import Inputs, boundary_inputs
 from flamia_ref.formats.diagnosis.runs import Bits, Result, claimed, run, scale_values
-from flamia_ref.formats.diagnosis.tensors import blocks_at, blocks_of, floats, of_blocks, preset
-from flamia_ref.formats.diagnosis.tensors import amaxes_of, type_of_values
+from flamia_ref.formats.diagnosis.tensors import (
+    amaxes_of,
+    blocks_at,
+    blocks_of,
+    floats,
+    of_blocks,
+    preset,
+)
 from flamia_ref.formats.diagnosis.witness import Kind, Witness, explain, kind_of, same_block
-from flamia_ref.formats.quantizer import quantize
+from flamia_ref.formats.quantizer import quantize, source_of
 from flamia_ref.formats.scalar import ScalarFormat
 
 _EXPLAINED = 3  # differing blocks of an input that are explained
@@ -116,7 +124,7 @@ def compare(
     """
     formats = (preset(preset_a), preset(preset_b))
     chosen = same_block(*formats, block)
-    values, source = floats(x, "compare"), type_of_values(x)
+    values, source = floats(x, "compare"), source_of(x)
     neither = not any(one.has_tensor_scale for one in formats)
     tensors = [
         quantize(
@@ -135,14 +143,11 @@ def compare(
     places = np.argwhere(differ)
     amaxes = [amaxes_of(values, one, tensor_amax, source) for one in formats]
 
-    def some(chosen_places: npt.NDArray[Any]) -> tuple[Bits, list[Bits | None]]:
-        return blocks_at(values, chosen_places, extents), [
-            None if one is None else blocks_of(one, chosen_places, extents) for one in amaxes
-        ]
-
-    first, own = some(places[:_EXPLAINED])
+    explained = places[:_EXPLAINED]
+    first = blocks_at(values, explained, extents)
+    own = [None if one is None else blocks_of(one, explained, extents) for one in amaxes]
     witnesses = []
-    for index, place in enumerate(places[:_EXPLAINED]):
+    for index, place in enumerate(explained):
         results = [
             Result(
                 blocks_at(t.codes, place[None], extents),
@@ -171,7 +176,7 @@ def compare(
         scales_differ=int(scales_differ.sum()),
         codes_differ=int(codes_differ.sum()),
         tensor_scales=(_first(tensors[0].tensor_scale), _first(tensors[1].tensor_scale)),
-        not_claimed=_not_claimed(places, formats, [t.scales for t in tensors], some, source),
+        not_claimed=_not_claimed(values, differ, formats, chosen, tensor_amax),
         witnesses=tuple(witnesses),
     )
 
@@ -183,19 +188,19 @@ def _first(tensor_scale: Any) -> int | None:
 
 
 def _not_claimed(
-    places: npt.NDArray[Any],
+    values: npt.NDArray[Any],
+    differ: npt.NDArray[np.bool_],
     formats: tuple[BlockFormat, BlockFormat],
-    scales: list[npt.NDArray[Any]],
-    some: Any,
-    source: ScalarFormat,
+    block: Any,
+    tensor_amax: Any,
 ) -> int:
-    if not len(places) or not any(f.by_log2 or not f.nan_in_contract for f in formats):
-        return 0
-    blocks, amaxes = some(places)
-    fine = np.ones(len(places), bool)
-    for one, codes, amax in zip(formats, scales, amaxes, strict=True):
-        fine &= claimed(blocks, codes[tuple(places.T)], one, amax, source)
-    return int((~fine).sum())
+    fine = np.ones(differ.shape, bool)
+    for one in formats:
+        claims_all = not one.by_log2 and one.nan_in_contract and one.infinity_in_contract
+        if differ.any() and not claims_all:
+            amax = tensor_amax if one.has_tensor_scale else None
+            fine &= in_contract(values, one, block=block, tensor_amax=amax)
+    return int((differ & ~fine).sum())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,7 +262,6 @@ class Boundaries:
 
     def to_text(self) -> str:
         """A difference of each kind with all operations, and the kinds without one."""
-        a, b = self.presets
         lines = [self.sentence.partition(" Smallest: ")[0]]
         for one in self.witnesses:
             what = "scale" if one.scales_differ else "codes"
@@ -302,7 +306,7 @@ def smallest(
     a, b = preset(preset_a), preset(preset_b)
     chosen = same_block(a, b, block)
     kind = _dtype(dtype)
-    source = type_of_values(np.empty(0, kind))
+    source = source_of(np.empty(0, kind))
     shape = block_extents(chosen, (32, 32))
     owned = (a.of_input(source), b.of_input(source))
     inputs = boundary_inputs(*owned, shape[0] * shape[1], kind, source)
@@ -345,16 +349,14 @@ def _note(a: BlockFormat, b: BlockFormat) -> str:
     return ""
 
 
-def _dtype(given: Any) -> np.dtype:
-    import ml_dtypes
-
-    try:
-        found = np.dtype(ml_dtypes.bfloat16 if given == "bfloat16" else given)
-    except TypeError:
-        found = None
-    if found is None or found not in (np.float32, np.float16, np.dtype(ml_dtypes.bfloat16)):
-        raise TypeError(f"dtype is float32, bfloat16 or float16, not {shown(given)}")
-    return found
+def _dtype(given: Any) -> np.dtype[Any]:
+    known: list[np.dtype[Any]] = [
+        *map(np.dtype, (np.float32, ml_dtypes.bfloat16, np.float16)),
+    ]
+    for one in known:
+        if (isinstance(given, str) and given == one.name) or given is one or given == one.type:
+            return one
+    raise TypeError(f"dtype is float32, bfloat16 or float16, not {shown(given)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -398,14 +400,18 @@ class _Differences:
             blocks=blocks,
             amax=np.zeros(len(blocks), np.uint32) if amax is None else amax,
             scales=scales[where],
-            kinds=[s if c else e for s, e, c in zip(by_scale, by_codes, scales[where], strict=True)],
+            kinds=[
+                s if c else e for s, e, c in zip(by_scale, by_codes, scales[where], strict=True)
+            ],
             claimed=fine[where],
             not_claimed=unsure,
         )
 
     def ranked(self) -> Iterator[tuple[tuple[Kind, bool], tuple[Any, ...]]]:
         """The kind of each, and its rank: least for the smallest."""
-        magnitude = (self.blocks & _float32.MAGNITUDE).reshape(len(self.blocks), self.blocks[0].size if len(self.blocks) else 1)
+        magnitude = (self.blocks & _float32.MAGNITUDE).reshape(
+            len(self.blocks), self.blocks[0].size if len(self.blocks) else 1
+        )
         filled = np.minimum((magnitude > 0).sum(axis=1), 2)
         amax = magnitude.max(axis=1, initial=0)
         far = np.abs(amax.astype(np.int64) - int(_float32.ONE))

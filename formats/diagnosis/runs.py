@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from flamia_ref import _float32
 from flamia_ref.formats.bits import decode_bits
-from flamia_ref.formats.block import BlockFormat, NanPolicy
+from flamia_ref.formats.block import BlockFormat, NanPolicy, TensorExtent
 from flamia_ref.formats.blocks import Quantized, amax_of_tensor, quantize_values
 from flamia_ref.formats.contract import misled_by_log2, misled_elements
 from flamia_ref.formats.hadamard import transformed
@@ -64,7 +64,9 @@ def run(
 
 def scale_values(scales: npt.NDArray[Any], block_format: BlockFormat) -> Bits:
     """float32 bits of the values of scale codes; codes that mean the same are one."""
-    return _float32.canonical(decode_bits(same_scales(scales, block_format), block_format.scale))
+    values = decode_bits(same_scales(scales, block_format), block_format.scale)
+    found: Bits = _float32.canonical(values)
+    return found
 
 
 def same_scales(scales: npt.NDArray[Any], block_format: BlockFormat) -> npt.NDArray[Any]:
@@ -94,7 +96,7 @@ def tensor_amax_of(bits: Bits, block_format: BlockFormat, source: ScalarFormat =
             part = transformed(part, block_format.signs, source)
         found.append(np.broadcast_to(amax_of_tensor(part, block_format), (len(part), 1)))
     rows = np.concatenate(found) if found else np.zeros((0, 1), np.uint32)
-    if block_format.tensor_extent.value == "tensor":
+    if block_format.tensor_extent is TensorExtent.TENSOR:
         whole = rows.max(initial=0).astype(np.uint32)
         return np.full((1,) * bits.ndim, whole, np.uint32)
     return rows.reshape((*bits.shape[:-1], 1))
@@ -110,7 +112,13 @@ def claimed(
     """Which blocks [N] a preset claims to give as its library does; arguments as in `run`."""
     own = block_format.of_input(source)
     nan = _float32.is_nan(blocks).any(axis=(-2, -1))
-    fine = ~nan if not own.nan_in_contract else np.ones(len(blocks), bool)
+    fine = np.ones(len(blocks), bool)
+    if not own.nan_in_contract:
+        fine &= ~nan
+        if own.has_tensor_scale and tensor_amax is not None:
+            fine &= ~_float32.is_nan(tensor_amax)
+    if not own.infinity_in_contract:
+        fine &= ((blocks & _float32.MAGNITUDE) != _float32.INFINITY).all(axis=(-2, -1))
     if own.by_log2:
         amax = own_amax(blocks, own, source)
         tensor = None

@@ -68,6 +68,9 @@ _FIELDS: dict[Step, tuple[str, ...]] = {
     Step.ZERO_SIGN: ("zero_sign",),
 }
 
+#: All of these fields: what two formats may differ in and their elements are still comparable.
+DATA = ("scale", *(field for fields in _FIELDS.values() for field in fields))
+
 
 def responsible(
     a: BlockFormat,
@@ -76,29 +79,59 @@ def responsible(
     *,
     made_nan: bool = False,
 ) -> tuple[Step, tuple[str, ...], tuple[Step, ...]]:
-    """The step that makes an outcome of `a` that of `b`, its fields that differ, and other such steps.
+    """The step that makes the outcomes of two formats differ, its fields that do, and what other steps have a part.
 
-    The data of one step after another is replaced in `a` by that of `b`; it is the last step that
-    changes the outcome. So it is a cause and no guess: without it the outcome is another one. The
-    other steps are those that make it too where they alone are replaced.
+    The data of one step after another is replaced in `a` by that of `b`, and the other way around: it
+    is the last step that changes the outcome both ways. So it is a cause and no guess. Where no step
+    does both ways, several are needed together: it is then the last of them. The other steps are
+    those needed together, and those that make the difference where they alone are replaced.
 
     Args:
         a, b: formats as they are for one input type, with elements in one format.
         outcome: what a format gives: a scale, or a code.
         made_nan: the code is that of a NaN that is none in x: the step is then the one that makes
             it, where its code is another one besides.
+
+    Raises ValueError where the formats have no step with such an effect.
     """
-    start = a
-    if (plain := _as_quotient(a)) is not None and _as_quotient(b) is not None:
-        start = plain if outcome(plain) == outcome(a) else a
-    goal = _as_quotient(b) if start is not a or a.rule is ScaleRule.QUOTIENT else None
-    goal = goal if goal is not None and outcome(goal) == outcome(b) else b
+    plain = (_as_quotient(a), _as_quotient(b))
+    start, goal = a, b
+    if plain[0] is not None and plain[1] is not None:
+        start = plain[0] if outcome(plain[0]) == outcome(a) else a
+        goal = plain[1] if outcome(plain[1]) == outcome(b) else b
     groups = _groups(start, goal)
-    current, changed, pending = start, list[Step](), dict[str, Any]()
-    before = outcome(current)
+    forth, back = _changes(start, goal, groups, outcome), _changes(goal, start, groups, outcome)
+    both = [step for step in forth if step in back]
+    if made_nan and len(both) > 1 and both[-1] is Step.NAN_CODE:
+        both.pop()
+    if not (forth and back):
+        raise ValueError(f"no step accounts for the difference of {a.name} and {b.name}")
+    order = list(Step)
+    needed = {forth[-1], back[-1]}
+    found = both[-1] if both else max(needed, key=order.index)
+    alone = {
+        step
+        for step, fields in groups
+        if _suffices(start, goal, fields, outcome) or _suffices(goal, start, fields, outcome)
+    }
+    fields = tuple(f for f in dict(groups)[found] if getattr(a, f) != getattr(b, f))
+    others = (alone | needed) - {found} if not both else alone - {found}
+    return found, fields, tuple(sorted(others, key=order.index))
+
+
+def _changes(
+    a: BlockFormat,
+    b: BlockFormat,
+    groups: list[tuple[Step, tuple[str, ...]]],
+    outcome: Callable[[BlockFormat], Hashable],
+) -> list[Step]:
+    """The steps that change the outcome, as their data is replaced in `a` by that of `b`."""
+    current, before = a, outcome(a)
+    changed: list[Step] = []
+    pending: dict[str, Any] = {}
     first: Step | None = None
     for step, fields in groups:
-        changes = {f: getattr(goal, f) for f in fields if getattr(current, f) != getattr(goal, f)}
+        changes = {f: getattr(b, f) for f in fields if getattr(current, f) != getattr(b, f)}
         if not changes and not pending:
             continue
         pending |= changes
@@ -111,17 +144,7 @@ def responsible(
         if after != before:
             changed.append(first)
         before, pending, first = after, {}, None
-    found = changed[-1]
-    if made_nan and found is Step.NAN_CODE and len(changed) > 1:
-        found = changed[-2]
-    every = dict(groups)[found]
-    fields = tuple(f for f in every if getattr(a, f) != getattr(b, f))
-    others = tuple(
-        step
-        for step, replaced in groups
-        if step is not found and _suffices(start, goal, replaced, outcome)
-    )
-    return found, fields, others
+    return changed
 
 
 def _suffices(
@@ -142,27 +165,34 @@ def _groups(a: BlockFormat, b: BlockFormat) -> list[tuple[Step, tuple[str, ...]]
     """Fields by step, those together that mean nothing apart in these two formats."""
     groups = dict(_FIELDS)
     if a.has_tensor_scale != b.has_tensor_scale:
-        joined = (*_TENSOR, *_RULE, "scale_rounding", "scaled", "choice", "decoded")
-        for step in (Step.SCALE_ROUNDING, Step.QUOTIENT, Step.CHOICE, Step.SCALED):
-            del groups[step]
-        groups[Step.TENSOR_SCALE] = joined
+        _join(groups, Step.TENSOR_SCALE, _OF_SCALES)
     elif a.rule is not ScaleRule.QUOTIENT or b.rule is not ScaleRule.QUOTIENT:
-        joined = (*_RULE, "scale_rounding")
-        del groups[Step.SCALE_ROUNDING]
-        del groups[Step.QUOTIENT]
-        groups[Step.SCALE_RULE] = joined
+        _join(groups, Step.SCALE_RULE, (Step.SCALE_ROUNDING, Step.QUOTIENT))
     if a.scale != b.scale:  # codes of two scale formats: all that names one goes together
-        named = ("scale", "scale_range", "underflow_scale", "infinity_scale", "zero_scale")
-        named += ("nan", "nan_scale", "scale_values", "scaled", "row_span", "even_overflow")
-        for step in list(groups):
-            if set(groups[step]) & {*named, *_RULE, "scale_rounding"} and step != Step.TENSOR_SCALE:
-                named += tuple(f for f in groups[step] if f not in named)
-                del groups[step]
-        if Step.TENSOR_SCALE in groups:
-            named += tuple(f for f in groups.pop(Step.TENSOR_SCALE) if f not in named)
-        groups[Step.SCALE_RULE] = named
+        _join(groups, Step.SCALE_RULE, (*_OF_SCALES, *_OF_CODES), more=("scale",))
     order = list(Step)
     return sorted(groups.items(), key=lambda item: order.index(item[0]))
+
+
+_OF_SCALES = (Step.TENSOR_SCALE, Step.SCALE_ROUNDING, Step.QUOTIENT, Step.CHOICE, Step.SCALED)
+_OF_CODES = (
+    *(Step.NAN_AMAX, Step.SCALE_RANGE, Step.UNDERFLOW, Step.INFINITY, Step.ZERO_BLOCK, Step.ROW),
+    *(Step.SCALE_RULE, Step.SCALE_VALUE),
+)
+
+
+def _join(
+    groups: dict[Step, tuple[str, ...]],
+    step: Step,
+    steps: tuple[Step, ...],
+    *,
+    more: tuple[str, ...] = (),
+) -> None:
+    """Make one of several steps."""
+    fields = [*more]
+    for one in steps:
+        fields += groups.pop(one, ())
+    groups[step] = tuple(fields)
 
 
 def _as_quotient(block_format: BlockFormat) -> BlockFormat | None:
@@ -185,6 +215,4 @@ def _as_quotient(block_format: BlockFormat) -> BlockFormat | None:
             }
         case _:
             return None
-    return dataclasses.replace(
-        block_format, rule=ScaleRule.QUOTIENT, exponent=None, **changes
-    )
+    return dataclasses.replace(block_format, rule=ScaleRule.QUOTIENT, exponent=None, **changes)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -12,9 +11,7 @@ from flamia_ref.formats.block import BlockFormat
 from flamia_ref.formats.diagnosis.runs import Bits, tensor_amax_of
 from flamia_ref.formats.encoding import as_floats, source_bits
 from flamia_ref.formats.presets import PRESETS
-from flamia_ref.formats.scalar import BF16, FP16, FP32, ScalarFormat
-
-_SOURCES = {np.dtype(ml_dtypes.bfloat16): BF16, np.dtype(np.float16): FP16}
+from flamia_ref.formats.scalar import ScalarFormat
 
 
 def preset(given: Any) -> BlockFormat:
@@ -39,13 +36,10 @@ def floats(x: Any, caller: str) -> npt.NDArray[Any]:
     with np.errstate(all="ignore"):
         narrow = values.astype(np.float32)
     if not np.array_equal(narrow, values, equal_nan=True):
-        raise ValueError("x has float64 values that float32 lacks; round them first: astype(float32)")
+        raise ValueError(
+            "x has float64 values that float32 lacks; round them first: astype(float32)"
+        )
     return narrow
-
-
-def type_of_values(x: Any) -> ScalarFormat:
-    """The format that values of that type are in."""
-    return _SOURCES.get(np.dtype(x.dtype), FP32)
 
 
 def amaxes_of(

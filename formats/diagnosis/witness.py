@@ -50,9 +50,8 @@ class Witness:
 
     Attributes:
         kind: what is in it.
-        step: the step that makes the difference: the first format with the data of the second one in
-            the steps up to this one gives what the second gives, and without it does not.
-        others: steps of which each alone would make it too.
+        step: the step that makes the difference (`responsible`).
+        others: steps that have a part in it: that it needs besides, or that make it alone.
         settings: what that step is in each.
         at: where the block is in x.
         block: its rows and columns.
@@ -94,16 +93,18 @@ class Witness:
             text += f"; {number(x)} becomes {self.codes[0]:02x} and {self.codes[1]:02x}"
         text += f". Step: {self.step.value}: {' | '.join(self._settings())}."
         if self.others:
-            text += f" Alone as well: {', '.join(self.others)}."
+            text += f" Also of account: {', '.join(self.others)}."
         if self.not_claimed:
-            text += f" Out of contract of {', '.join(self.not_claimed)}: its library may differ here."
+            text += (
+                f" Out of contract of {', '.join(self.not_claimed)}: its library may differ here."
+            )
         return text
 
     def _settings(self) -> list[str]:
         """What the step is in each, with the values that it comes to."""
         found = list(self.settings)
         for index, one in enumerate(self.traces):
-            operations = _OPERATIONS.get(self.step, lambda _: ())(one)
+            operations = _OPERATIONS[self.step](one) if self.step in _OPERATIONS else ()
             if operations:
                 bits = operations[-1].bits
                 found[index] += f" [{number(bits)} = {bits:08x}]"
@@ -139,7 +140,9 @@ class Witness:
         text = f"[{', '.join(shown)}{more}] ({bits})"
         if self.tensor_amax[0] is None and self.tensor_amax[1] is None:
             return text
-        amaxes = sorted({f"{number(one)} ({one:08x})" for one in self.tensor_amax if one is not None})
+        amaxes = sorted(
+            {f"{number(one)} ({one:08x})" for one in self.tensor_amax if one is not None}
+        )
         return f"{text} of a tensor with amax {' and '.join(amaxes)}"
 
     def lines(self) -> list[str]:
@@ -209,6 +212,8 @@ def explain(
 
     Raises ValueError where they do not differ.
     """
+    if a.element != b.element:
+        raise ValueError(f"{a.name} and {b.name} have elements in other formats")
     given, owned = (a, b), (a.of_input(source), b.of_input(source))
     alone = [run(block[None], f, t, source) for f, t in zip(owned, tensor_amax, strict=True)]
     results = results or (alone[0], alone[1])
@@ -222,27 +227,10 @@ def explain(
         raise ValueError(f"{a.name} and {b.name} do not differ on this block")
     element = tuple(places[0].tolist()) if len(places) else None
 
-    def outcome(one: BlockFormat) -> Hashable:
-        amax = tensor_amax[0] if tensor_amax[0] is not None else tensor_amax[1]
-        found = run(block[None], one, amax, source)
-        if scales_differ:
-            return int(found.values[0])
-        return int(found.values[0]), int(found.codes[(0, *(element or (0, 0)))])
-
-    number_there = element is not None and not _float32.is_nan(block[element])
-    step, fields, others = Step.ROW, ("row_span",), ()
+    found: tuple[Step, tuple[str, ...], tuple[Step, ...]] = Step.ROW, ("row_span",), ()
     if whole:
-        step, fields, others = responsible(*owned, outcome, made_nan=number_there)
-    if not scales_differ and step in _OF_SCALES and owned[0].scaled != owned[1].scaled:
-        if step is not Step.TENSOR_SCALE or owned[0].tensor_divides != owned[1].tensor_divides:
-            # The scale is the same: what made it shows in a code only as formulas mixed up.
-            step, fields, others = Step.SCALED, ("scaled",), ()
-    amaxes = [
-        None
-        if not one.has_tensor_scale
-        else int((own_amax(block[None], one, source) if given_amax is None else given_amax).reshape(-1)[0])
-        for one, given_amax in zip(owned, tensor_amax, strict=True)
-    ]
+        found = _step(block, owned, tensor_amax, source, element, scales_differ)
+    step, fields, others = found
     flat = block.reshape(-1)
     last = int(np.flatnonzero(flat)[-1]) + 1 if flat.any() else 0
     unsure = [
@@ -259,7 +247,10 @@ def explain(
         at=at,
         block=(block.shape[0], block.shape[1]),
         values=tuple(flat[:last].tolist()),
-        tensor_amax=(amaxes[0], amaxes[1]),
+        tensor_amax=(
+            _amax_shown(block, owned[0], tensor_amax[0], source),
+            _amax_shown(block, owned[1], tensor_amax[1], source),
+        ),
         element=element,
         scales=(int(results[0].scales[0]), int(results[1].scales[0])),
         codes=None
@@ -271,6 +262,50 @@ def explain(
         ),
         not_claimed=tuple(unsure),
     )
+
+
+def _step(
+    block: Bits,
+    owned: tuple[BlockFormat, BlockFormat],
+    tensor_amax: tuple[Bits | None, Bits | None],
+    source: ScalarFormat,
+    element: tuple[int, int] | None,
+    scales_differ: bool,
+) -> tuple[Step, tuple[str, ...], tuple[Step, ...]]:
+    """The step that makes the scales differ, or else the codes of the element, as in `responsible`."""
+    a, b = owned
+
+    def outcome(one: BlockFormat) -> Hashable:
+        # The amax of the tensor is that of the format whose way of taking it this one has.
+        second = tensor_amax[0] is None or _way(one) == _way(b)
+        amax = tensor_amax[1] if second and tensor_amax[1] is not None else tensor_amax[0]
+        found = run(block[None], one, amax, source)
+        if scales_differ or element is None:
+            return int(found.values[0])
+        return int(found.values[0]), int(found.codes[(0, *element)])
+
+    is_number = element is not None and not _float32.is_nan(block[element])
+    step, fields, others = responsible(a, b, outcome, made_nan=is_number)
+    other_sense = step is not Step.TENSOR_SCALE or a.tensor_divides != b.tensor_divides
+    if not scales_differ and step in _OF_SCALES and a.scaled != b.scaled and other_sense:
+        # The scale is the same: the step is one of the scale only where formulas were mixed up.
+        return Step.SCALED, ("scaled",), ()
+    return step, fields, others
+
+
+def _amax_shown(
+    block: Bits, block_format: BlockFormat, given: Bits | None, source: ScalarFormat
+) -> int | None:
+    """float32 bits of the amax of the tensor, None without a tensor scale."""
+    if not block_format.has_tensor_scale:
+        return None
+    amax = own_amax(block[None], block_format, source) if given is None else given
+    return int(amax.reshape(-1)[0])
+
+
+def _way(block_format: BlockFormat) -> Hashable:
+    """All that the amax of a tensor depends on."""
+    return block_format.tensor_extent, block_format.signs, block_format.nan
 
 
 def _setting(block_format: BlockFormat, step: Step, fields: tuple[str, ...]) -> str:

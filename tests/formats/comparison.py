@@ -76,7 +76,9 @@ class Comparison:
     @property
     def wrong_tags(self) -> list[str]:
         """What these are for."""
-        return sorted(set(self.tags[self._wrong.any(axis=tuple(range(1, self._wrong.ndim)))].tolist()))
+        return sorted(
+            set(self.tags[self._wrong.any(axis=tuple(range(1, self._wrong.ndim)))].tolist())
+        )
 
     @property
     def differing_outside(self) -> int:

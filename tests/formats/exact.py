@@ -54,7 +54,7 @@ SPECS = {
 }
 SMALL = ("e4m3", "e5m2", "e2m1", "e2m3", "e3m2", "e8m0", "ue4m3")
 FINITE = ("e2m1", "e2m3", "e3m2")  # no NaN, no infinity
-ROUNDINGS = ("nearest_even", "nearest_away", "toward_zero", "up", "down")
+ROUNDINGS = ("nearest_even", "nearest_away", "nearest_zero", "toward_zero", "up", "down")
 
 
 def value(code: int, spec: Spec) -> Fraction:
@@ -95,6 +95,8 @@ def round_up(
         return part > Fraction(1, 2) or (part == Fraction(1, 2) and code % 2 == 1)
     if rounding == "nearest_away":
         return part >= Fraction(1, 2)
+    if rounding == "nearest_zero":
+        return part > Fraction(1, 2)
     if rounding == "stochastic":
         bits, drawn = draw
         return math.floor(part * 2**bits) + drawn >= 2**bits

@@ -1,6 +1,7 @@
 """A few presets that have every policy between them, where a test of all would say the same many times."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ ALWAYS = ("te-mx-e4m3", "ocp-mx-floor-e4m3")  # what most worked examples are fo
 FORMULAS = {"tensor_scale", "prepared", "quotient", "scaled", "decoded"}
 
 
+@functools.cache
 def features(preset: BlockFormat) -> frozenset[tuple[str, Any]]:
     """Each field and its value; of a formula what it is but for its numbers, of codes whether there are any."""
     found = set()

@@ -8,6 +8,7 @@ import functools
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def grid_and_middles(element: str) -> list[Fraction]:
     """Every value of the format, every midpoint, half and a quarter of the smallest, two beyond."""
     spec = exact.SPECS[element]
     values = [exact.value(code, spec) for code in range(spec.last + 3)]
-    middles = [(a + b) / 2 for a, b in zip(values, values[1:], strict=False)]
+    middles = [(a + b) / 2 for a, b in pairwise(values)]
     return sorted({*values, *middles, values[1] / 4, values[-1] * 4})
 
 
@@ -71,7 +72,7 @@ def toward_zero_in_ties(element: str) -> Cast:
     """How many midpoints lie below |x|: what DeepGEMM and ModelOpt count."""
     spec = exact.SPECS[element]
     values = [exact.value(code, spec) for code in range(spec.last + 1)]
-    middles = [(a + b) / 2 for a, b in zip(values, values[1:], strict=False)]
+    middles = [(a + b) / 2 for a, b in pairwise(values)]
 
     def cast(bits: int, scale: int) -> int:
         x = over(bits, scale - 127)

@@ -239,8 +239,14 @@ def test_even_bits(bits: int) -> None:
     """Ties of every width, in every binade."""
     preset = dataclasses.replace(PRESETS["torchao-mx-even-e4m3"], even_bits=bits)
     tie = 2 - exact.power(-(bits + 1))
-    near = {float32.nearest(tie * exact.power(k)) + step for k in range(-149, 128) for step in (-1, 0, 1)}
-    near |= {float32.nearest((1 + exact.power(-(bits + 1))) * exact.power(k)) for k in range(-149, 128)}
+    near = {
+        float32.nearest(tie * exact.power(k)) + step
+        for k in range(-149, 128)
+        for step in (-1, 0, 1)
+    }
+    near |= {
+        float32.nearest((1 + exact.power(-(bits + 1))) * exact.power(k)) for k in range(-149, 128)
+    }
     assert wrong(sorted(b for b in near if b <= LARGEST), preset, even(8, bits, 255)) == []
 
 

@@ -171,7 +171,9 @@ def test_block_tensors_made_by_hand() -> None:
         assert "\n" not in str(error.value)
     with pytest.raises(TypeError, match="format is a BlockFormat, not 'te-mx-e4m3'"):
         dataclasses.replace(TENSOR, format="te-mx-e4m3")
-    with pytest.raises(ValueError, match="te-mx-e4m3 has no scale of the whole tensor"):
+    with pytest.raises(
+        ValueError, match="te-mx-e4m3 has no tensor scale; the block tensor has one"
+    ):
         dequantize(dataclasses.replace(TENSOR, tensor_scale=np.float32(2)))
     whole = dataclasses.replace(TENSOR, block=(np.int64(1), np.int64(32)))
     np.testing.assert_array_equal(dequantize(whole), X)

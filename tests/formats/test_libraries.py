@@ -1,6 +1,6 @@
 """numpy, eager JAX, compiled JAX and batched JAX give the same bits, wherever they run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import pytest
 from flamia_ref.formats import (
     FORMATS,
     PRESETS,
+    BlockFormat,
     Overflow,
     Rounding,
     decode,
@@ -22,7 +23,9 @@ from flamia_ref.formats import (
     quantize,
     quantize_bits,
 )
+from flamia_ref.formats.rounding import RANDOM
 from tests.formats import points
+from tests.formats.representatives import REPRESENTATIVES
 
 BITS = np.concatenate(
     [points.float32_edges(), points.random_bits32(1024, 1), points.narrow_range(1300, 2)]
@@ -57,7 +60,7 @@ def test_jax_settings() -> None:
     assert not jax.config.jax_enable_x64
 
 
-DETERMINISTIC = [rounding for rounding in Rounding if rounding is not Rounding.STOCHASTIC]
+DETERMINISTIC = [rounding for rounding in Rounding if rounding not in RANDOM]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -129,27 +132,90 @@ def test_decode(name: str) -> None:
     np.testing.assert_array_equal(wide, decode(codes, name).astype(np.float64))
 
 
-@pytest.mark.parametrize(
-    ("name", "block"),
-    [(name, block) for name, preset in PRESETS.items() for block in preset.blocks],
-    ids=str,
-)
+def finite_and_odd(preset: BlockFormat, block: Any) -> tuple[Any, Any]:
+    """Wide exponents in blocks that run over the end where there are such; subnormals, NaN and infinities."""
+    whole = preset.partial == "refuse"
+    rows, columns = (64, 64) if whole else (70, 45)
+    finite = points.narrow_range(rows * columns, 4).reshape(rows, columns)
+    odd = BITS[: BITS.shape[0] // 16 * 16 if whole else None, :columns]
+    return finite.view(np.float32), np.concatenate([finite, odd]).view(np.float32)
+
+
+def nightly_but(daily: Iterable[str], names: Iterable[str] = PRESETS) -> list[Any]:
+    """Compiling a format takes seconds: a few of each kind daily."""
+    kept = set(daily)
+    nightly = pytest.mark.nightly
+    return [name if name in kept else pytest.param(name, marks=nightly) for name in names]
+
+
+TWO_CANDIDATES = {name for name in PRESETS if PRESETS[name].choice is not None}
+WITH_TENSOR_SCALE = [name for name in PRESETS if PRESETS[name].has_tensor_scale]
+FEW = {"te-mx-e4m3", "flamia-fp4-e8m0", "te-nvfp4-rowscaled"}
+
+
+def numbers(preset: BlockFormat, block: Any = None) -> Any:
+    """Of a format with a tensor scale a NaN anywhere is one everywhere."""
+    odd = finite_and_odd(preset, block)[1]
+    return np.where(np.isnan(odd), np.float32(3), odd) if preset.has_tensor_scale else odd
+
+
+@pytest.mark.parametrize("name", nightly_but({*REPRESENTATIVES} - TWO_CANDIDATES))
+def test_quantize_compiled(name: str) -> None:
+    x = numbers(PRESETS[name])
+    jax.tree.map(same, quantize(x, name), jax.jit(lambda x: quantize(x, name))(jnp.asarray(x)))
+
+
+BLOCKS = [
+    (name, block)
+    if name == "te-mx-e4m3" or (name in FEW and block == preset.block)
+    else pytest.param(name, block, marks=pytest.mark.nightly)
+    for name, preset in PRESETS.items()
+    for block in preset.blocks
+]
+
+
+@pytest.mark.parametrize(("name", "block"), BLOCKS, ids=str)
 def test_quantize(name: str, block: Any) -> None:
-    """Wide exponents, subnormals, NaN and infinities; blocks that run over the end."""
-    finite = points.narrow_range(70 * 45, 4).reshape(70, 45)
-    bits = np.concatenate([finite, BITS[:, :45]])
-    four_ways(
-        lambda x: quantize_bits(x, PRESETS[name], block),
-        bits,
-        with_x64=block == PRESETS[name].block,
-    )
-    tensor = quantize(finite.view(np.float32), name, block=block)
+    preset = PRESETS[name]
+    x = numbers(preset, block)
+    of_x64 = block == preset.block and name in FEW
+    four_ways(lambda x: quantize(x, name, block=block), x, with_x64=of_x64)
+    tensor = quantize(finite_and_odd(preset, block)[0], name, block=block)
     same(dequantize(tensor), dequantize(jax.tree.map(jnp.asarray, tensor)))
 
 
-@pytest.mark.parametrize("name", PRESETS)
+NARROW = [name for name in PRESETS if PRESETS[name].narrow]
+
+
+@pytest.mark.parametrize("name", nightly_but(REPRESENTATIVES, NARROW))
+def test_quantize_bfloat16(name: str) -> None:
+    """Presets that do something else there."""
+    with np.errstate(all="ignore"):
+        x = finite_and_odd(PRESETS[name], None)[1].astype(ml_dtypes.bfloat16)
+    jax.tree.map(same, quantize(x, name), quantize(jnp.asarray(x), name))
+
+
+def test_quantize_bits() -> None:
+    four_ways(lambda x: quantize_bits(x, PRESETS["te-mx-e4m3"], (32, 1)), BITS[:, :45])
+
+
+@pytest.mark.parametrize(
+    "name", nightly_but({"te-nvfp4-rowscaled", "jax-nvfp4"}, WITH_TENSOR_SCALE)
+)
+def test_a_tensor_amax_given(name: str) -> None:
+    """Traced like x; rows have one each where the format scales each."""
+    x = finite_and_odd(PRESETS[name], None)[0]
+    by_row = PRESETS[name].tensor_extent == "row"
+    amax = np.abs(x).max(axis=-1, keepdims=True) if by_row else np.abs(x).max()
+    ours = quantize(x, name, tensor_amax=amax)
+    given = jnp.asarray(x), jnp.asarray(amax)
+    theirs = jax.jit(lambda x, amax: quantize(x, name, tensor_amax=amax))(*given)
+    jax.tree.map(same, ours, theirs)
+
+
+@pytest.mark.parametrize("name", nightly_but(FEW))
 def test_a_block_tensor_passes_through_jax(name: str) -> None:
-    x = jnp.asarray(points.narrow_range(40 * 64, 5).reshape(40, 64).view(np.float32))
+    x = jnp.asarray(points.narrow_range(48 * 64, 5).reshape(48, 64).view(np.float32))
     ours = quantize(np.asarray(x), name)
     theirs = jax.jit(lambda x: quantize(x, name))(x)
     assert theirs.format == ours.format
@@ -158,7 +224,7 @@ def test_a_block_tensor_passes_through_jax(name: str) -> None:
     same(ours.scales, theirs.scales)
     same(dequantize(ours), jax.jit(dequantize)(theirs))
     many = jax.vmap(lambda x: quantize(x, name))(jnp.stack([x, -x]))
-    assert many.codes.shape == (2, 40, 64)
+    assert many.codes.shape == (2, 48, 64)
     wide = dequantize(theirs, np.float64)
     np.testing.assert_array_equal(wide, dequantize(ours, np.float64))
 

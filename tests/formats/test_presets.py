@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.util
 import math
 from typing import Any
 
@@ -12,6 +13,7 @@ from flamia_ref.formats import PRESETS, BlockFormat, NanPolicy, Rounding, in_con
 from tests.formats import points
 from tests.formats.comparison import DTYPES, Comparison, compare
 from tests.formats.stored import presets
+from tests.repository.layout import ROOT
 
 RECORDINGS = presets()
 BY_PRESET = {preset: recording for recording, preset in RECORDINGS.items()}
@@ -44,6 +46,38 @@ def test_what_jax_does_differently_under_jit() -> None:
         assert compare(JAX_MX, f"{dtype}_jit", preset=compiled).wrong == 0
         zero = compare(JAX_MX, f"{dtype}_jit").wrong
         assert zero == 231  # of the same 2043 blocks
+
+
+# docs/presets.md
+
+
+def made_page() -> Any:
+    spec = importlib.util.spec_from_file_location("presets", ROOT / "docs" / "presets.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_made_from_the_presets_and_the_recordings() -> None:
+    page = (ROOT / "docs" / "presets.md").read_text(encoding="utf-8")
+    results = [[found(recording, dtype) for dtype in DTYPES] for recording in RECORDINGS]
+    assert made_page().page(results) == page, "run python docs/presets.py"
+    assert "blocks compared: all equal.\n" in page
+
+
+def test_the_page_says_what_differs() -> None:
+    script = made_page()
+    other = dataclasses.replace(PRESETS["torchao018-mx-floor-e4m3"], rule="ceil")
+    good = [found(BY_PRESET["gfloat-mx-e4m3"], dtype) for dtype in DTYPES]
+    bad = [compare(BY_PRESET["torchao018-mx-floor-e4m3"], dtype, preset=other) for dtype in DTYPES]
+    assert script.all_equal([good])
+    assert not script.all_equal([good, bad])
+    assert "all equal" in script.comparison_section([good])
+    section = script.comparison_section([good, bad])
+    assert f"**{bad[0].wrong}**" in section
+    assert f"**{bad[0].wrong + bad[1].wrong} blocks differ**" in section
 
 
 # what is left out

@@ -29,15 +29,14 @@ from flamia_ref.formats import (
     quantizer,
 )
 from tests.formats import exact, points
+from tests.formats.representatives import daily_first
 
 TE, OCP = "te-mx-e4m3", "ocp-mx-floor-e4m3"
 BLOCKS = [(1, 32), (32, 1), (32, 32), (1, "all"), ("all", 1)]
 RULES = ["floor", "ceil", "even", "rceil", "exact_rceil"]
-PRESET_BLOCKS = [
-    (name, block)
-    for name, preset in PRESETS.items()
-    for block in preset.blocks
-    if preset.element is E4M3  # those of e2m1 are in test_fp4_presets
+# Presets of the rules that `scale_of` has; others are in test_exact_scales and test_presets.
+EXACT_BLOCKS = [
+    (name, block) for name in (TE, OCP, "cudnn-mx-e4m3") for block in PRESETS[name].blocks
 ]
 NAN, INF = math.nan, math.inf
 
@@ -208,7 +207,7 @@ def test_zeros_keep_their_signs() -> None:
 def test_zero_scale_and_flush() -> None:
     ones = dataclasses.replace(PRESETS[TE], zero_scale=127)
     assert quantize(row(0.0, -0.0), ones).scales.item() == 127
-    flush = dataclasses.replace(PRESETS[TE], underflow="flush")
+    flush = dataclasses.replace(PRESETS[TE], scale_values=((0, INF),))
     tensor = quantize(row(2.0**-119, -(2.0**-119), NAN), flush)
     assert tensor.scales.item() == 0
     assert tensor.codes[0, :4].tolist() == [0x00, 0x80, 0x7F, 0x00]
@@ -216,7 +215,7 @@ def test_zero_scale_and_flush() -> None:
 
 
 def test_infinity_makes_a_nan_block_only_where_asked() -> None:
-    both = dataclasses.replace(PRESETS[TE], infinity="nan_block")
+    both = dataclasses.replace(PRESETS[TE], infinity_scale=255)
     tensor = quantize(np.concatenate([row(INF, 1.0), row(NAN, 1.0)]), both)
     assert tensor.scales.ravel().tolist() == [255, 119]
     assert set(tensor.codes[0].tolist()) == {0x7F}
@@ -234,8 +233,8 @@ def test_rows_do_not_share_a_block() -> None:
 @pytest.mark.parametrize(
     "shape", [(1, 1), (3, 31), (33, 33), (2, 3, 40, 65), (64, 32), (0, 8), (8, 0)]
 )
-@pytest.mark.parametrize(("name", "block"), PRESET_BLOCKS, ids=str)
-def test_each_block_is_quantized_by_itself(name: str, shape: Any, block: Any) -> None:
+@pytest.mark.parametrize(("name", "block"), EXACT_BLOCKS, ids=str)
+def test_each_block_is_quantized_exactly(name: str, shape: Any, block: Any) -> None:
     """Blocks cut by hand, partial ones too, each by the exact rule."""
     count = math.prod(shape)
     x = points.narrow_range(count, 2).reshape(shape).view(np.float32)
@@ -257,6 +256,88 @@ def test_each_block_is_quantized_by_itself(name: str, shape: Any, block: Any) ->
         assert tensor.scales[index] == scale
         wanted = exact.block_codes(values, scale, exact.SPECS["e4m3"])
         assert tensor.codes[cut].ravel().tolist() == wanted
+
+
+def same(one: BlockTensor, other: BlockTensor) -> None:
+    np.testing.assert_array_equal(one.codes, other.codes)
+    np.testing.assert_array_equal(one.scales, other.scales)
+
+
+def odd_values(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.float32]:
+    """Wide exponents in some blocks, others of zeros; few NaN and infinities."""
+    rng = np.random.default_rng(seed)
+    x = points.narrow_range(math.prod(shape), seed).reshape(shape)
+    x = np.where(rng.random(shape) < 0.003, np.uint32(0x7FC00000), x)
+    x = np.where(rng.random(shape) < 0.003, np.uint32(0xFF800000), x)
+    x[..., 16:48] &= np.uint32(0x80000000)
+    x[..., -5:] &= np.uint32(0x81FFFFFF)  # subnormals
+    return x.view(np.float32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", daily_first())
+def test_each_block_is_quantized_by_itself(name: str, dtype: str) -> None:
+    """Cut out of the tensor, with its tensor_amax, it has the same codes and scale."""
+    import ml_dtypes
+
+    preset = PRESETS[name]
+    for block in preset.blocks:
+        r, c = (64 if extent == "all" else int(extent) for extent in block)
+        with np.errstate(all="ignore"):
+            x = odd_values((2 * r, 192), 8).astype(getattr(ml_dtypes, dtype, dtype))
+        amax = np.float32(1e4) if preset.has_tensor_scale else None
+        tensor = quantize(x, name, block=block, tensor_amax=amax)
+        width = 192 if preset.row_span is not None or c == 64 else c  # what has part in a scale
+        r = 2 * r if block[0] == "all" else r
+        across = max(width // c, 1) if block[1] != "all" else 1
+        for place, (down, right) in enumerate(np.ndindex(x.shape[0] // r, 192 // width)):
+            cut = np.s_[down * r : down * r + r, right * width : right * width + width]
+            part = quantize(x[cut], name, block=block, tensor_amax=amax)
+            np.testing.assert_array_equal(part.codes, tensor.codes[cut], f"{block} {place}")
+            there = np.s_[down : down + 1, right * across : right * across + across]
+            np.testing.assert_array_equal(part.scales, tensor.scales[there])
+
+
+@pytest.mark.parametrize("name", daily_first())
+def test_partial_blocks_are_refused_or_filled_with_zeros(name: str) -> None:
+    preset = PRESETS[name]
+    x = odd_values((2, 3 * 33, 70), 9)
+    for block in preset.blocks:
+        r, c = (math.inf if extent == "all" else int(extent) for extent in block)
+        if preset.partial == "refuse":
+            with pytest.raises(
+                ValueError, match=r"takes whole blocks of .* pad it with zeros"
+            ) as error:
+                quantize(x, name, block=block)
+            assert preset.library in str(error.value)
+            continue
+        rows, columns = (
+            0 if n in (1, math.inf) else int(-size % n) for n, size in ((r, 99), (c, 70))
+        )
+        filled = np.pad(x, [(0, 0), (0, rows), (0, columns)])
+        part, whole = quantize(x, name, block=block), quantize(filled, name, block=block)
+        np.testing.assert_array_equal(part.codes, whole.codes[:, :99, :70])
+        np.testing.assert_array_equal(part.scales, whole.scales)
+
+
+@pytest.mark.parametrize("name", daily_first())
+def test_empty_and_batched_tensors(name: str) -> None:
+    preset = PRESETS[name]
+    amax = np.float32(1e4) if preset.has_tensor_scale else None
+    r, c = (int(extent) for extent in preset.block)
+    for shape in ((0, 2 * c), (2 * r, 0), (0, r, c)):
+        tensor = quantize(np.zeros(shape, np.float32), name)
+        assert tensor.codes.shape == dequantize(tensor).shape == shape
+        assert tensor.scales.shape == (*shape[:-2], shape[-2] // r, shape[-1] // c)
+    x = odd_values((2, 3, 2 * r, 192), 10)
+    many = quantize(x, name, tensor_amax=amax)
+    assert many.scales.shape == (2, 3, 2, 192 // c)
+    one = quantize(x[1, 2], name, tensor_amax=amax)
+    np.testing.assert_array_equal(many.codes[1, 2], one.codes)
+    np.testing.assert_array_equal(many.scales[1, 2], one.scales)
+    view = np.asfortranarray(np.repeat(x[1, 2], 2, axis=0))[::2]
+    view.flags.writeable = False
+    same(quantize(view, name, tensor_amax=amax), one)
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (33, 70), (64, 64)])
@@ -332,16 +413,16 @@ def test_quantizing_again_changes_nothing(rule: str, element: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize(
-    "block",
-    [(0, 32), (1, 0), (1, 7), (1, 17), (16, 16), (32, 7), (1, 64), 32, "all", (1,), (1, 32, 1)]
-    + [(1.0, 32.0), (1, "32"), (True, 32), (1, -2), ("all", "all")],
-    ids=str,
-)
-def test_other_blocks_are_refused(name: str, block: Any) -> None:
-    allowed = ", ".join(map(str, PRESETS[name].blocks))
-    with pytest.raises(ValueError, match=re.escape(f"allowed: {allowed}") + "$"):
-        quantize(np.ones((64, 64), np.float32), name, block=block)
+def test_other_blocks_are_refused(name: str) -> None:
+    preset = PRESETS[name]
+    x = np.ones((64, 64), np.float32)
+    allowed = re.escape(f"allowed: {', '.join(map(str, preset.blocks))}") + "$"
+    sizes = [(0, 32), (1, 0), (1, 7), (1, 17), (16, 16), (32, 7), (1, 64), (1, -2), ("all", "all")]
+    no_sizes = [32, "all", (1,), (1, 32, 1), (1.0, 32.0), (1, "32"), (True, 32)]
+    for block in (*sizes, *no_sizes):
+        if block not in preset.blocks or block in no_sizes:
+            with pytest.raises(ValueError, match=allowed):
+                quantize(x, name, block=block)
 
 
 @pytest.mark.parametrize("block", [(1, "all"), (1, -1), (1, None), [1, -1], np.array([1, -1])])
@@ -392,23 +473,39 @@ def test_bad_block_tensors() -> None:
         dequantize(good, np.float16)
 
 
+QUOTIENT: dict[str, Any] = {"rule": "quotient", "quotient": "amax / 6"}
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"rule": "ceil2"}, "unknown rule 'ceil2'; did you mean 'ceil'"),
         ({"nan": "drop"}, "unknown nan 'drop'"),
-        ({"scale": E4M3}, "its scale format is E8M0, not e4m3"),
-        ({"rule": "nvfp4_one_level"}, "an unsigned one with a mantissa, as UE4M3, not e8m0"),
-        ({"rule": "nvfp4_one_level", "scale": E4M3}, "as UE4M3, not e4m3"),
+        ({"scale": E4M3}, "scales have no sign; scale format e4m3 has one"),
+        ({"scale": UE4M3}, "its scale format is E8M0, not ue4m3"),
+        ({"rule": "quotient"}, "goes with rule 'quotient'"),
+        ({"quotient": "amax / 6"}, "only with it"),
+        (QUOTIENT | {"scale": UE4M3}, "`scaled` must say"),
+        (QUOTIENT | {"scale": E4M3, "scaled": "x / scale"}, "scales have no sign"),
+        (QUOTIENT | {"quotient": "amax / x"}, "has ['x']; it may use ['amax', 'tensor_scale']"),
+        (QUOTIENT | {"quotient": "amax * tensor_scale"}, "uses tensor_scale, and there is none"),
         ({"row_span": -1}, "row_span is -1; allowed: 0 to 254"),
-        ({"rule": "nvfp4_one_level", "scale": UE4M3, "row_span": 3}, "rule that gives powers"),
+        (QUOTIENT | {"scale": UE4M3, "scaled": "x / scale", "row_span": 3}, "with scales in E8M0"),
         ({"block": (1, 16)}, "not among its blocks"),
-        ({"rounding": "stochastic"}, "not rounded stochastically"),
-        ({"zero_scale": 255}, "zero_scale is 255"),
+        ({"rounding": "stochastic"}, "takes no random bits"),
+        ({"stochastic": "up"}, "stochastic is 'up'; allowed: stochastic, stochastic_sum"),
+        ({"zero_scale": 256}, "zero_scale is 256; allowed: 0 to 255"),
+        ({"infinity_scale": -1}, "infinity_scale is -1"),
+        ({"nan_scale": 255}, "nan_scale is 255; it goes with an amax that may be NaN"),
+        ({"nan": "propagate"}, "nan_scale is None"),
+        ({"scale_range": (9, 3)}, "scale_range is (9, 3); allowed: two ascending codes"),
+        ({"signs": (1, -1)}, "signs are 16"),
+        ({"choice": "mae"}, "a choice of two scales goes with"),
+        ({"choice": "max"}, "unknown choice 'max'"),
     ],
 )
 def test_impossible_block_formats(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=re.escape(says)):
         dataclasses.replace(PRESETS[TE], **changes)
 
 
@@ -417,6 +514,8 @@ def test_presets_say_where_they_come_from() -> None:
         assert preset.name == name
         assert preset.source
         assert preset.version
-        ours = name.startswith("flamia-")
-        assert preset.evidence in (("assumed",) if ours else ("source", "specified"))
+        if name.startswith("flamia-"):
+            assert preset.evidence == "assumed"
+        if name.startswith("ocp-"):
+            assert preset.evidence == "specified"
         assert hash(preset) == hash(dataclasses.replace(preset))

@@ -14,10 +14,18 @@ from flamia_ref.formats import FORMATS, encode
 from tests.formats.stored import inputs, oracle, oracle_names
 
 ROUNDINGS = {
-    **{"rn": "nearest_even", "rz": "toward_zero", "rp": "up", "rm": "down"},
-    **{"TiesToEven": "nearest_even", "TiesToAway": "nearest_away", "TowardZero": "toward_zero"},
-    **{"TowardPositive": "up", "TowardNegative": "down"},
-    **{"nearest": "nearest_even", "up": "up", "down": "toward_zero"},
+    "rn": "nearest_even",
+    "rz": "toward_zero",
+    "rp": "up",
+    "rm": "down",
+    "TiesToEven": "nearest_even",
+    "TiesToAway": "nearest_away",
+    "TowardZero": "toward_zero",
+    "TowardPositive": "up",
+    "TowardNegative": "down",
+    "nearest": "nearest_even",
+    "up": "up",
+    "down": "toward_zero",
 }
 OVERFLOWS = {"sat": "saturate", "nosat": "native"}
 # What keys that do not say it do. Formats without NaN saturate either way.

@@ -127,6 +127,22 @@ def test_worked_examples(values: list[float], name: str, codes: list[int]) -> No
     assert encode(np.array(values, np.float32), name).tolist() == codes
 
 
+def test_ties_toward_zero() -> None:
+    """As x > midpoint counts them. DeepGEMM, modelopt."""
+    ties = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
+    above = np.nextafter(ties, np.float32(9))
+    for sign in (0, 8):
+        x = ties if not sign else -ties
+        assert encode(x, "e2m1", rounding="nearest_zero").tolist() == [sign | c for c in range(7)]
+        x = above if not sign else -above
+        codes = encode(x, "e2m1", rounding="nearest_zero").tolist()
+        assert codes == [sign | c for c in range(1, 8)]
+    # 464 lies in the middle between 448 and the absent 480.
+    x = np.array([464.0, np.nextafter(np.float32(464), np.float32(500))], np.float32)
+    found = encode(x, "e4m3", rounding="nearest_zero", overflow="native")
+    assert found.tolist() == [0x7E, 0x7F]
+
+
 NEAR_POWERS = [1, 1.125, 1.25, 1.5, 3, 5, 0.75, 6, 12]
 
 
@@ -139,6 +155,7 @@ NEAR_POWERS = [1, 1.125, 1.25, 1.5, 3, 5, 0.75, 6, 12]
         ("nearest_even", [127, 127, 127, 128, 128, 129, 126, 130, 130]),
         # a tie goes up in CUDA's software conversion
         ("nearest_away", [127, 127, 127, 128, 129, 129, 127, 130, 131]),
+        ("nearest_zero", [127, 127, 127, 127, 128, 129, 126, 129, 130]),
     ],
 )
 def test_e8m0(rounding: str, codes: list[int]) -> None:

@@ -32,7 +32,12 @@ def kept(path: Path) -> NotebookNode:
 
 
 def test_there_are_notebooks() -> None:
-    assert [path.name for path in NOTEBOOKS] == ["03_accumulation.ipynb", "05_leakage.ipynb"]
+    assert [path.name for path in NOTEBOOKS] == [
+        "01_formats.ipynb",
+        "02_quantization_error.ipynb",
+        "03_accumulation.ipynb",
+        "05_leakage.ipynb",
+    ]
 
 
 # The client of the kernel leaves the closing of its sockets to the garbage collector.

@@ -37,6 +37,7 @@ FLOORS = {
     "flamia_ref.golden": 4,
     "flamia_ref.leakage": 4,
     "flamia_ref.schedule": 4,
+    "flamia_ref.cli_formats": 5,
     "flamia_ref.properties": 5,
     "flamia_ref.cli": 6,
     "flamia_ref.pytest_plugin": 6,

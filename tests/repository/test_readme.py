@@ -1,5 +1,6 @@
 """What README.md shows is what one gets."""
 
+import fnmatch
 import os
 import re
 import shutil
@@ -73,8 +74,28 @@ def test_every_program(index: int, place: Path) -> None:
 
 
 def test_every_format_and_preset_is_in_a_table() -> None:
-    for name in (*FORMATS, *PRESETS):
+    page = (ROOT / "docs" / "presets.md").read_text()
+    for name in FORMATS:
         assert f"`{name}`" in README, name
+        assert f"`{name}`" in page, name
+    for name in PRESETS:
+        assert re.search(rf"^\| `{name}` \| .*\|$", page, re.MULTILINE), name
+    assert "[docs/presets.md](docs/presets.md)" in README
+
+
+def test_every_preset_is_of_a_family_that_the_readme_names() -> None:
+    table = README[README.index("| presets | scales | of |") :].split("\n\n")[0]
+    cells = " ".join(line.split(" | ")[0] for line in table.splitlines())
+    families, base = [], ""
+    for name in re.findall(r"`([a-z0-9*-]+)`", cells):
+        # `-2d` after `te-nvfp4` is `te-nvfp4-2d`.
+        families.append(f"{base}{name}" if name.startswith("-") else name)
+        base = base if name.startswith("-") else name
+    assert len(families) > 5
+    for name in PRESETS:
+        assert any(fnmatch.fnmatchcase(name, family) for family in families), name
+    for family in families:
+        assert any(fnmatch.fnmatchcase(name, family) for name in PRESETS), family
 
 
 def test_links_lead_somewhere() -> None:

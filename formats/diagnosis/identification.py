@@ -1,0 +1,534 @@
+"""Which presets a kernel's codes and scales follow: `identify`."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flamia_ref import _float32
+from flamia_ref._backend import Array
+from flamia_ref.formats.block import BlockFormat, TensorExtent
+from flamia_ref.formats.diagnosis.ordinary import Facts, ordinary_form
+from flamia_ref.formats.diagnosis.outputs import Candidate, Output, candidates
+from flamia_ref.formats.diagnosis.runs import Bits, Result, claimed, number, run, same_scales
+from flamia_ref.formats.diagnosis.steps import DATA
+from flamia_ref.formats.diagnosis.tensors import amaxes_of, blocks_at, blocks_of, floats, of_blocks
+from flamia_ref.formats.diagnosis.witness import Witness, explain
+from flamia_ref.formats.encoding import source_bits
+from flamia_ref.formats.hadamard import transformed
+from flamia_ref.formats.quantizer import quantize, source_of
+from flamia_ref.formats.scalar import ScalarFormat
+from flamia_ref.formats.scales import tensor_scale_bits
+
+_NEAREST = 3  # presets that explain only a part, shown
+_LARGE = 1 << 20  # elements
+_PART = 1 << 16  # blocks at once
+_FEW = 32  # blocks of these on which a preset must explain one
+_SAMPLE = 160  # blocks for each way of choosing them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Departure:
+    """A preset that explains only a part, and the first block where the output departs from it.
+
+    Attributes:
+        preset: its name.
+        same: presets that give the same on all blocks that were sampled.
+        explained, of: blocks that it explains, of how many: of all, or of the sample where x is
+            large and other presets explain all.
+        block: its rows and columns of a block.
+        at: where the first other block is.
+        differing: how many of its codes are others.
+        values: float32 bits of that block, row by row.
+        element: the place in it of the first other code; None where only the scale is another.
+        scales, codes: what the preset gives and what was given.
+        like: the presets that give on this block what was given.
+        why: the preset beside the first of these; None without one.
+        tensor_scales: float32 bits of the tensor scale of the preset and of that given, where all
+            blocks agree and these differ.
+    """
+
+    preset: str
+    same: tuple[str, ...]
+    explained: int
+    of: int
+    block: tuple[int, int]
+    at: tuple[int, ...] = ()
+    differing: int = 0
+    values: tuple[int, ...] = ()
+    element: tuple[int, int] | None = None
+    scales: tuple[int, int] = (0, 0)
+    codes: tuple[int, int] | None = None
+    like: tuple[str, ...] = ()
+    why: Witness | None = None
+    tensor_scales: tuple[int, int] | None = None
+
+    @property
+    def sentence(self) -> str:
+        """Where and why, in one sentence."""
+        if self.tensor_scales is not None:
+            ours, theirs = (f"{number(one)} ({one:08x})" for one in self.tensor_scales)
+            return (
+                f"{self.preset}: all blocks, but its tensor scale is {ours}, that given {theirs}."
+            )
+        text = f"{self.preset}: {self.explained} of {self.of} blocks; first other one {list(self.at)}: scale"
+        scale, given = self.scales
+        text += f" {scale}, given {given}" if scale != given else f" {scale} as given"
+        if self.codes is not None and self.element is not None:
+            x = self.values[self.element[0] * self.block[1] + self.element[1]]
+            text += (
+                f"; {self.differing} of {self.block[0] * self.block[1]} codes: element"
+                f" {list(self.element)} {number(x)} ({x:08x}) becomes {self.codes[0]:02x},"
+                f" given {self.codes[1]:02x}"
+            )
+        if not self.like:
+            return f"{text}. No preset gives that."
+        text += f". {self.like[0]} does"
+        if len(self.like) > 1:
+            text += f", and {len(self.like) - 1} more"
+        if self.why is None:
+            return f"{text}."
+        return f"{text}: {self.why.step.value}: {' | '.join(self.why.settings)}."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identification:
+    """Which presets explain the codes and scales of a kernel.
+
+    Attributes:
+        block: rows and columns of a block, as the shapes say it, or all that they may be.
+        blocks: how many there are.
+        sampled: blocks on which every preset was tried; those that explain them were tried on all.
+        tried: presets whose formats and blocks fit.
+        explained_by: those that give every block for which they make a claim.
+        not_claimed: for each of these, blocks for which it makes none.
+        silent: presets that make no claim for any block that was sampled.
+        nearest: of the others those that explain most of the sample.
+    """
+
+    block: tuple[tuple[int, int], ...]
+    blocks: int
+    sampled: int
+    tried: tuple[str, ...]
+    explained_by: tuple[str, ...]
+    not_claimed: tuple[int, ...]
+    silent: tuple[str, ...]
+    nearest: tuple[Departure, ...]
+
+    @property
+    def identified(self) -> bool:
+        """Whether a preset explains every block."""
+        return bool(self.explained_by)
+
+    @property
+    def exit_code(self) -> int:
+        """0 where a preset explains every block, 1 where none does."""
+        return int(not self.identified)
+
+    @property
+    def sentence(self) -> str:
+        """The result in one sentence."""
+        if self.identified:
+            return (
+                f"All {self.blocks} blocks are those of {', '.join(self.explained_by)}"
+                f" ({len(self.tried)} presets fit the formats)."
+            )
+        text = f"None of {len(self.tried)} presets explains all {self.blocks} blocks."
+        return f"{text} Nearest: {self.nearest[0].sentence}" if self.nearest else text
+
+    def to_text(self) -> str:
+        """The presets that explain all, and where the nearest others depart."""
+        lines = [self.sentence.partition(" Nearest: ")[0]]
+        for name, count in zip(self.explained_by, self.not_claimed, strict=True):
+            if count:
+                lines.append(f"    {name} makes no claim for {count} of them")
+        if self.silent:
+            lines.append(f"no claim for these inputs: {', '.join(self.silent)}")
+        if self.nearest:
+            lines.append("others, the nearest first:")
+        for one in self.nearest:
+            lines.append(f"    {one.sentence}")
+            if one.same:
+                lines.append(f"        the same on {self.sampled} blocks: {', '.join(one.same)}")
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """The result as JSON text."""
+        data = {name: getattr(self, name) for name in self.__slots__ if name != "nearest"}
+        data["nearest"] = []
+        for one in self.nearest:
+            near = {name: getattr(one, name) for name in one.__slots__ if name != "why"}
+            near["values"] = [f"{bits:08x}" for bits in one.values]
+            near["why"] = None if one.why is None else one.why.to_dict()
+            data["nearest"].append(near | {"sentence": one.sentence})
+        return json.dumps(data | {"sentence": self.sentence}, indent=1) + "\n"
+
+
+def identify(
+    x: Array,
+    codes: Array,
+    scales: Array,
+    *,
+    tensor_scale: Any = None,
+    block: Any = None,
+    tensor_amax: Any = None,
+) -> Identification:
+    """Which presets give these codes and scales for x.
+
+    Every preset whose formats and blocks fit is tried on a sample of blocks, chosen for the amaxes
+    they have; those that explain it are tried on all. Blocks for which a preset makes no claim
+    (`in_contract`) are not held against it.
+
+    Args:
+        x: what was quantized, as in `quantize`.
+        codes: element codes of the shape of x, one in an element: FP4 unpacked.
+        scales: scale codes [..., ceil(rows / r), ceil(columns / c)], neither tiled nor padded; of
+            square blocks also repeated for each row. Float32 where the scales are.
+        tensor_scale: that of the kernel, if it has one: presets without are then left out, and
+            theirs must equal it.
+        block: rows and columns that share a scale; by default as the shapes say.
+        tensor_amax: what the kernel made the tensor scale from, if not the amax of x.
+
+    Raises:
+        TypeError: for arrays of other types.
+        ValueError: for shapes that no preset fits: codes that are packed, scales that are tiled.
+    """
+    values, source = floats(x, "identify"), source_of(x)
+    if not values.size:
+        raise ValueError(f"x has shape {values.shape}: there is no block to identify")
+    output = Output.of(values, codes, scales, tensor_scale)
+    fitting = candidates(values, output, block)
+    search = _Search(values, output, tensor_amax, source, fitting)
+    passing, failing, silent = search.screened()
+    explained, not_claimed = [], []
+    for one in passing:
+        wrong, unclaimed = search.everywhere(one)
+        if wrong.any() or search.tensor_scale_differs(one):
+            failing.append(one)
+        else:
+            explained.append(one)
+            not_claimed.append(unclaimed)
+    plain = [one for one in fitting if not one.repeated]
+    return Identification(
+        block=tuple(sorted({one.block for one in fitting})),
+        blocks=int(np.prod(search.grid((explained or plain or fitting)[0]))),
+        sampled=max(len(sample) for sample in search.samples.values()),
+        tried=tuple(one.name for one in fitting),
+        explained_by=tuple(one.name for one in explained),
+        not_claimed=tuple(not_claimed),
+        silent=tuple(one.name for one in silent),
+        nearest=tuple(search.departures(failing, explained)),
+    )
+
+
+class _Search:
+    """x and a kernel's output, and what presets give there."""
+
+    def __init__(
+        self,
+        values: npt.NDArray[Any],
+        output: Output,
+        tensor_amax: Any,
+        source: ScalarFormat,
+        fitting: Sequence[Candidate],
+    ) -> None:
+        self.values, self.output, self.source = values, output, source
+        self.tensor_amax, self.fitting = tensor_amax, fitting
+        self.amaxes: dict[Any, Bits | None] = {}
+        self._known: dict[tuple[int, int], Facts] = {}
+        self._amax_of_blocks: dict[tuple[int, int], Bits] = {}
+        self._whole: dict[Any, tuple[npt.NDArray[np.bool_], npt.NDArray[Any]]] = {}
+        self.samples = {one.block: self._sample(one.block) for one in fitting}
+        self.score: dict[str, int] = {}
+        self.prints: dict[str, bytes] = {}
+
+    def grid(self, one: Candidate) -> tuple[int, ...]:
+        """The shape of the scales of a block each."""
+        *batch, rows, columns = self.values.shape
+        return (*batch, -(-rows // one.block[0]), -(-columns // one.block[1]))
+
+    def screened(self) -> tuple[list[Candidate], list[Candidate], list[Candidate]]:
+        """Presets that explain the sample, that do not, and that make no claim for it."""
+        passing, failing, silent = [], [], []
+        for one in self.fitting:
+            places = self.samples[one.block]
+            some = places[:: max(1, len(places) // _FEW)]
+            if self._turned_away(one, some) or self._explains_none(one, some):
+                self.score[one.name] = 0
+                failing.append(one)
+                continue
+            fine, right = self._tried(one, places)
+            self.score[one.name] = int((right | ~fine).sum())
+            if not fine.any() and len(places):
+                silent.append(one)
+            elif (right | ~fine).all() or one.format.row_span is not None:
+                passing.append(one)
+            else:
+                failing.append(one)
+        return passing, failing, silent
+
+    def _tried(
+        self, one: Candidate, places: npt.NDArray[Any], *, remember: bool = True
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Which blocks a preset makes a claim for, and which it gives as the kernel does."""
+        result, inside = self._run(one, places), self._inside(one, places)
+        right = (result.codes == blocks_at(self.output.codes, places, one.block)) | ~inside
+        ours = same_scales(result.scales, one.format)
+        theirs = self._scales(one)[tuple(places.T)]
+        if remember:
+            given = np.where(inside, result.codes, 0).tobytes()
+            self.prints.setdefault(one.name, ours.tobytes() + given)
+        amax = self._amax(one.format)
+        fine = claimed(
+            blocks_at(self.values, places, one.block),
+            result.scales,
+            one.format,
+            None if amax is None else blocks_of(amax, places, one.block),
+            self.source,
+        )
+        return fine, right.all(axis=(-2, -1)) & (ours == theirs)
+
+    def _turned_away(self, one: Candidate, places: npt.NDArray[Any]) -> bool:
+        """Whether a Hadamard transform gives other signs than the codes have: that needs no amax of all x."""
+        if one.format.signs is None:
+            return False
+        blocks = blocks_at(self.values, places, one.block)
+        turned = transformed(blocks, one.format.signs, self.source)
+        codes, sign = blocks_at(self.output.codes, places, one.block), one.format.element.sign_code
+        other = ((codes & sign) != 0) != ((turned & _float32.SIGN) != 0)
+        return bool((other & ((codes & (sign - 1)) != 0) & ~_float32.is_nan(turned)).any())
+
+    def _explains_none(self, one: Candidate, places: npt.NDArray[Any]) -> bool:
+        """Whether a preset claims some of these blocks, and gives none of those as the kernel does."""
+        fine, right = self._tried(one, places, remember=False)
+        return bool(fine.any()) and not (fine & right).any() and one.format.row_span is None
+
+    def _run(self, one: Candidate, places: npt.NDArray[Any]) -> Result:
+        """What a preset gives at some places."""
+        amax = self._amax(one.format)
+        amax = None if amax is None else blocks_of(amax, places, one.block)
+        blocks = blocks_at(self.values, places, one.block)
+        return run(blocks, one.format.of_input(self.source), amax, self.source)
+
+    def _inside(self, one: Candidate, places: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Which elements of some blocks are in x, and none that fills a partial block."""
+        inside = np.broadcast_to(np.uint8(1), self.values.shape)
+        return blocks_at(inside, places, one.block) > 0
+
+    def everywhere(self, one: Candidate) -> tuple[npt.NDArray[np.bool_], int]:
+        """Where a preset departs, of all its blocks, and for how many of these it makes no claim."""
+        owned = one.format.of_input(self.source)
+        key = (ordinary_form(owned, self._facts(one.block), self.source), one.block, one.repeated)
+        if key not in self._whole:
+            amax = self.tensor_amax if one.format.has_tensor_scale else None
+            tensor = quantize(self.values, one.format, block=one.named, tensor_amax=amax)
+            wrong = of_blocks(tensor.codes != self.output.codes, one.block).any(axis=(-3, -1))
+            wrong |= same_scales(tensor.scales, one.format) != self._scales(one)
+            self._whole[key] = wrong | self._rows_differ(one), tensor.scales
+        wrong, scales = self._whole[key]
+        claims_all = not owned.by_log2 and owned.nan_in_contract and owned.infinity_in_contract
+        if claims_all or not wrong.any():
+            return wrong, 0
+        wrong, unclaimed = wrong.copy(), 0
+        places, own = np.argwhere(wrong), self._amax(one.format)
+        for start in range(0, len(places), _PART):
+            some = places[start : start + _PART]
+            fine = claimed(
+                blocks_at(self.values, some, one.block),
+                scales[tuple(some.T)],
+                one.format,
+                None if own is None else blocks_of(own, some, one.block),
+                self.source,
+            )
+            unclaimed += int((~fine).sum())
+            wrong[tuple(some[~fine].T)] = False
+        return wrong, unclaimed
+
+    def _facts(self, block: tuple[int, int]) -> Facts:
+        if block not in self._known:
+            self._known[block] = Facts.of(source_bits(self.values), self._block_amax(block))
+        return self._known[block]
+
+    def _block_amax(self, block: tuple[int, int]) -> Bits:
+        """float32 bits of the amax of each block, NaN the largest."""
+        if block not in self._amax_of_blocks:
+            magnitude = source_bits(self.values) & _float32.MAGNITUDE
+            self._amax_of_blocks[block] = of_blocks(magnitude, block).max(axis=(-3, -1))
+        return self._amax_of_blocks[block]
+
+    def tensor_scale_differs(self, one: Candidate) -> tuple[int, int] | None:
+        """The tensor scale of a preset and that given, where they differ."""
+        given = self.output.tensor_scale
+        if given is None:
+            return None
+        amax = self._amax(one.format)
+        if amax is None:
+            return None
+        owned = one.format.of_input(self.source)
+        if owned.tensor_extent is TensorExtent.TENSOR:
+            amax = amax.reshape(-1)[:1]
+        ours = tensor_scale_bits(amax.reshape(-1), owned, self.source)
+        theirs = given.reshape(-1).view(np.uint32)
+        if len(ours) == len(theirs):
+            other = np.flatnonzero(_float32.canonical(ours) != _float32.canonical(theirs))
+            place = int(other[0]) if len(other) else None
+        else:  # one of a tensor for one of each row, or the other way around
+            place = 0
+        return None if place is None else (int(ours[place]), int(theirs[place]))
+
+    def departures(
+        self, failing: list[Candidate], explained: list[Candidate]
+    ) -> Iterator[Departure]:
+        """The presets that explain most of the sample, one of each that are the same there."""
+        order = sorted(failing, key=lambda one: -self.score[one.name])
+        seen: dict[bytes, list[Candidate]] = {}
+        elements = {one.format.element for one in explained}
+        for one in order:
+            if not explained or (self.score[one.name] and one.format.element in elements):
+                seen.setdefault(self.prints.get(one.name, one.name.encode()), []).append(one)
+        of_sample = bool(explained) and self.values.size > _LARGE
+        for first, *others in list(seen.values())[:_NEAREST]:
+            if of_sample and self.score[first.name] < len(self.samples[first.block]):
+                places = self.samples[first.block]
+                fine, right = self._tried(first, places)
+                wrong = fine & ~right
+                places = places[wrong][:1]
+            else:
+                wrong, _ = self.everywhere(first)
+                places = np.argwhere(wrong)[:1]
+            counts = int((~wrong).sum()), wrong.size
+            yield self._departure(first, others, counts, places, [*explained, *order])
+
+    def _departure(
+        self,
+        one: Candidate,
+        others: list[Candidate],
+        counts: tuple[int, int],
+        places: npt.NDArray[Any],
+        order: list[Candidate],
+    ) -> Departure:
+        same = tuple(other.name for other in others)
+        explained, of = counts
+        if not len(places):
+            return Departure(
+                preset=one.name,
+                same=same,
+                explained=explained,
+                of=of,
+                block=one.block,
+                tensor_scales=self.tensor_scale_differs(one),
+            )
+        result = self._run(one, places)
+        ours = np.where(self._inside(one, places), result.codes, 0)[0]
+        theirs = blocks_at(self.output.codes, places, one.block)[0]
+        others_here = np.argwhere(ours != theirs).tolist()
+        element = (others_here[0][0], others_here[0][1]) if others_here else None
+        block = blocks_at(self.values, places, one.block)[0]
+        like = [other for other in order if other is not one and self._gives(other, one, places)]
+        # Of presets that are one here, the pair that differs in the least.
+        alike = [each for each in (one, *others) if self._same_there(each, one, result, places)]
+        pairs = [(each, other) for other in like for each in alike]
+        why = None
+        if pairs:
+            shown, first = min(pairs, key=lambda pair: _distance(pair[0].format, pair[1].format))
+            same = tuple(each.name for each in (one, *others) if each is not shown)
+            like.sort(key=lambda other: _distance(shown.format, other.format))
+            why = self._why(shown, first, block, places[0])
+            one = shown
+        at = tuple(places[0].tolist())
+        return Departure(
+            preset=one.name,
+            same=same,
+            explained=explained,
+            of=of,
+            block=one.block,
+            at=at,
+            differing=int((ours != theirs).sum()),
+            values=tuple(block.reshape(-1).tolist()),
+            element=element,
+            scales=(int(result.scales[0]), int(self._scales(one)[at])),
+            codes=None if element is None else (int(ours[element]), int(theirs[element])),
+            like=tuple(other.name for other in like),
+            why=why,
+        )
+
+    def _same_there(
+        self, each: Candidate, one: Candidate, result: Result, places: npt.NDArray[Any]
+    ) -> bool:
+        """Whether a preset gives on a block what another one gives, by its result."""
+        if each is one:
+            return True
+        if each.block != one.block:
+            return False
+        own = self._run(each, places)
+        return bool((own.codes == result.codes).all() and (own.values == result.values).all())
+
+    def _gives(self, other: Candidate, one: Candidate, places: npt.NDArray[Any]) -> bool:
+        # Equal codes of other elements are other values.
+        if other.block != one.block or other.format.element != one.format.element:
+            return False
+        if self._turned_away(other, places):
+            return False
+        _, right = self._tried(other, places)
+        return bool(right[0])
+
+    def _why(
+        self, one: Candidate, other: Candidate, block: Bits, place: npt.NDArray[Any]
+    ) -> Witness | None:
+        amaxes = []
+        for each in (one, other):
+            amax = self._amax(each.format)
+            amaxes.append(None if amax is None else blocks_of(amax, place[None], each.block))
+        at = tuple(place.tolist())
+        try:
+            return explain(block, one.format, other.format, (amaxes[0], amaxes[1]), self.source, at)
+        except ValueError:  # it differs by what is outside of the block
+            return None
+
+    def _amax(self, block_format: BlockFormat) -> Bits | None:
+        if not block_format.has_tensor_scale:
+            return None
+        owned = block_format.of_input(self.source)
+        key = (owned.tensor_extent, owned.signs, owned.nan)
+        if key not in self.amaxes:
+            self.amaxes[key] = amaxes_of(self.values, owned, self.tensor_amax, self.source)
+        return self.amaxes[key]
+
+    def _scales(self, one: Candidate) -> npt.NDArray[Any]:
+        """The kernel's scales, one a block."""
+        scales = self.output.scales
+        if one.repeated:
+            scales = scales[..., :: one.block[0], :]
+        return same_scales(scales, one.format)
+
+    def _rows_differ(self, one: Candidate) -> npt.NDArray[np.bool_]:
+        """Where the scales that are repeated for each row of a block are not the same."""
+        if not one.repeated:
+            return np.zeros(self.grid(one), bool)
+        rows = of_blocks(self.output.scales, (one.block[0], 1))
+        found: npt.NDArray[np.bool_] = (rows != rows[..., :1, :, :]).any(axis=(-3, -1))
+        return found
+
+    def _sample(self, block: tuple[int, int]) -> npt.NDArray[Any]:
+        """Places of blocks with amaxes of all kinds."""
+        amax = self._block_amax(block)
+        flat = amax.reshape(-1)
+        if flat.size <= 4 * _SAMPLE:
+            return np.argwhere(np.ones(amax.shape, bool))
+        mantissa = flat & np.uint32(0x7FFFFF)
+        chosen = [np.linspace(0, flat.size - 1, _SAMPLE).astype(np.int64)]
+        for order in (np.argsort(flat), np.argsort(mantissa)):
+            chosen.append(order[np.linspace(0, flat.size - 1, _SAMPLE).astype(np.int64)])
+        for odd in (flat >= _float32.INFINITY, flat < np.uint32(1 << 23)):
+            chosen.append(np.flatnonzero(odd)[: _SAMPLE // 4])
+        places = np.unravel_index(np.unique(np.concatenate(chosen)), amax.shape)
+        return np.stack(places, axis=-1)
+
+
+def _distance(a: BlockFormat, b: BlockFormat) -> int:
+    """In how many fields two formats have other data, those with other elements the furthest."""
+    other = [field for field in DATA if getattr(a, field) != getattr(b, field)]
+    return len(other) + len(DATA) * int(a.element != b.element)
