@@ -159,7 +159,10 @@ _PARTS = {
     "scale of an odd block": (
         *("zero_scale", "underflow_scale", "infinity_scale", "even_overflow", "nan", "nan_scale"),
     ),
-    "elements": ("scaled", "scale_values", "rounding", "half_added", "element_log2", "overflow"),
+    "elements": (
+        *("scaled", "scale_values", "rounding", "half_added", "stochastic", "element_log2"),
+        "overflow",
+    ),
     "odd elements": ("nan_codes", "nan_element", "nan_block_code", "zero_sign"),
     "where it is from": ("source", "version", "evidence"),
     "contract": ("nan_in_contract", "infinity_in_contract", "out_of_contract"),

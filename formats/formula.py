@@ -9,6 +9,7 @@ to the arithmetic of the format; so does each number. Parentheses are what they 
     input(a)                a rounded to the type of x
     bf16(a)                 a rounded to bfloat16
     finite(a, b)            a, or b where a is infinite or NaN
+    nonzero(a, b)           a, or b where a is a zero
     if_zero(a, b, c)        b where a is a zero, else c
 """
 
@@ -28,7 +29,7 @@ from flamia_ref.formats.rounding import Overflow
 from flamia_ref.formats.scalar import BF16, FP32, ScalarFormat
 
 CONSTANTS = {"largest": float(np.finfo(np.float32).max), "tiny": float(np.finfo(np.float32).tiny)}
-_FUNCTIONS = {"min": 2, "max": 2, "rcp": 1, "input": 1, "bf16": 1, "finite": 2, "if_zero": 3}
+_FUNCTIONS = {"min": 2, "max": 2, "rcp": 1, "input": 1, "bf16": 1, "finite": 2, "nonzero": 2, "if_zero": 3}
 
 
 Step = tuple[str, Array]  # the text of an operation, and its result as float32 bits
@@ -163,6 +164,8 @@ def _call(name: str, arguments: list[Array], machine: Machine) -> Array:
             return _backend.namespace(a, b).where(
                 (a & _float32.MAGNITUDE) < _float32.INFINITY, a, b
             )
+        case "nonzero", [a, b]:
+            return _backend.namespace(a, b).where(_float32.is_zero(a), b, a)
         case "if_zero", [a, b, c]:
             return _backend.namespace(a, b, c).where(_float32.is_zero(a), b, c)
     raise AssertionError(f"{name} passed the grammar")

@@ -55,7 +55,7 @@ def run(
             source=source,
             tensor_amax=None if amax is None else amax[start : start + step],
         )
-        for start in range(0, len(blocks), step)
+        for start in range(0, max(len(blocks), 1), step)
     ]
     codes = np.concatenate([part.codes for part in parts])
     scales = np.concatenate([part.scales for part in parts])[:, 0, 0]

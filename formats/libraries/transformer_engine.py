@@ -23,7 +23,7 @@ _SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 
 def _encode_scale(span: int) -> str:
     """Largest block scale times largest element over amax, finite; 1 for an amax of 0 or infinity."""
-    return f"if_zero(tensor_amax, 1, if_zero({span} / tensor_amax, 1, min({span} / tensor_amax, largest)))"
+    return f"if_zero(tensor_amax, 1, min(nonzero({span} / tensor_amax, 1), largest))"
 
 
 def _mx(element: Any) -> BlockFormat:

@@ -12,7 +12,7 @@ from flamia_ref.formats.libraries.common import (
 )
 from flamia_ref.formats.scalar import E2M1, E4M3, E8M0, UE4M3
 
-_INVERSE = "(1 / if_zero({0}, 1e8, {0}))"
+_INVERSE = "(1 / nonzero({0}, 1e8))"
 
 FORMATS = (
     BlockFormat(

@@ -1,5 +1,6 @@
 """The harness of the benchmarks: what it counts and prints, never how long something takes."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -63,6 +64,16 @@ def test_short_calls_fill_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.ratio == 128
     assert clock.calls.count("ours") == 2 + 3 * measure.FEWEST_ROUNDS
     assert clock.calls.count("theirs") == 2 + measure.FEWEST_ROUNDS
+
+
+def test_the_bound_of_moving_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    result = measure.compare(
+        "b", "w", clock.call("ours", 1), "p", clock.call("theirs", 3), seconds=0.1
+    )
+    bound = dataclasses.replace(result, bound=0.25)
+    assert "0.25 of the bound of moving its bytes (250.0 ms)" in command.line(bound)
+    assert bound.to_dict()["bound"] == 0.25
 
 
 def test_few_rounds_even_where_time_is_short(monkeypatch: pytest.MonkeyPatch) -> None:

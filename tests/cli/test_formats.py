@@ -131,9 +131,7 @@ def test_quantize_takes_a_block_and_an_amax_and_bfloat16(run: Any) -> None:
     assert np.isfinite(dequantize(made)).all()
 
 
-def test_quantize_overwrites_only_when_asked_and_leaves_nothing_behind(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quantize_overwrites_only_when_asked_and_leaves_nothing_behind(run: Any) -> None:
     np.save("x.npy", normal())
     given = ("quantize", "x.npy", "q.npz", "--preset", "te-mx-e4m3")
     assert run(*given)[0] == 0
@@ -145,9 +143,9 @@ def test_quantize_overwrites_only_when_asked_and_leaves_nothing_behind(
     def full(path: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", full)
-    refused(run(*given, "--force"), "cannot write q.npz: No space left on device")
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        refused(run(*given, "--force"), "cannot write q.npz: No space left on device")
     assert Path("q.npz").read_bytes() == before
     assert sorted(path.name for path in Path().iterdir()) == ["q.npz", "x.npy"]
 

@@ -611,3 +611,10 @@ def test_bad_input(call: Any, error: type[Exception], message: str) -> None:
 def test_an_empty_array_has_no_difference() -> None:
     found = compare(np.zeros((0, 32), np.float32), "te-mx-e4m3", "gfloat-mx-e4m3")
     assert (found.blocks, found.differ) == (0, False)
+
+
+def test_a_tensor_too_small_for_a_block_of_its_own() -> None:
+    """Among the amaxes of tensors is one below which no bfloat16 amax lies on a boundary."""
+    found = smallest("vllm-nvfp4-reference", "te-nvfp4-rowscaled", dtype="bfloat16")
+    assert found.differ
+    assert "for each row" in found.note

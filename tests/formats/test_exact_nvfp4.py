@@ -441,6 +441,15 @@ def test_four_over_six(how: str, span: int) -> None:
     assert picked == {0, 1}
 
 
+@pytest.mark.parametrize(("how", "span"), [("mae", 2688), ("mse", 1536)])
+def test_four_over_six_takes_the_first_in_a_tie(how: str, span: int) -> None:
+    """6 and 3 are codes under a scale of 1, and 4 and 2 under 1.5: no error either way."""
+    x = np.array([[6.0, -3.0, *[0.0] * 14]], np.float32)
+    found = quantize(x, f"te-nvfp4-4over6-{how}", tensor_amax=np.float32(span))
+    assert found.scales.item() == 0x38
+    assert found.codes[0, :3].tolist() == [0x7, 0xD, 0x0]
+
+
 def test_the_hadamard_transform() -> None:
     """y = x D H / 4 of integers, which is exact, then as without the transform."""
     hadamard = np.array([[1]])
@@ -456,7 +465,7 @@ def test_the_hadamard_transform() -> None:
     assert with_transform.tensor_scale == without.tensor_scale
 
 
-# What facts says of the differences, worked examples.
+# Where libraries differ, worked examples.
 
 
 def one(amax: int, tensor_amax: int, x: int, name: str) -> tuple[int, int]:

@@ -44,8 +44,8 @@ def test_what_jax_does_differently_under_jit() -> None:
     compiled = dataclasses.replace(eager, scale_values=((255, math.inf),))
     for dtype in DTYPES:
         assert compare(JAX_MX, f"{dtype}_jit", preset=compiled).wrong == 0
-        zero = compare(JAX_MX, f"{dtype}_jit").wrong
-        assert zero == 231  # of the same 2043 blocks
+        eagerly = compare(JAX_MX, f"{dtype}_jit")
+        assert (eagerly.differs & eagerly.recorded).sum() == 231  # of 2043 blocks
 
 
 # docs/presets.md
@@ -122,11 +122,19 @@ def test_what_log2_excludes_is_excluded_for_a_reason(name: str) -> None:
 
 @pytest.mark.parametrize("name", BY_LOG2)
 def test_few_inputs_are_excluded(name: str) -> None:
-    """In any binade at most 32 units in the last place of what log2 is taken of, of 2^23; by a ratio 65."""
+    """Of 2^23 in a binade few, and these beside a power of two of what log2 is taken of.
+
+    A correctly rounded log2 of a float32 misleads within 2^-18 ln 2 of the largest powers: 44.4 units
+    in the last place below them, 22.2 above. The contract leaves out 1.2 times that; of a ratio of
+    two logarithms the power itself and 64 units on either side.
+    """
     preset = PRESETS[name]
     top = preset.element.max if preset.rule == "quotient" else 1.0
-    units = 65 if name.startswith("qwix") else 32
-    largest = units * top / 2.0 ** math.floor(math.log2(top))  # in units of amax
+    up = preset.rule == "ceil" or preset.scale_rounding == "up"
+    units = 1.2 * 2.0**-18 * math.log(2) * 2.0 ** (23 if up else 24)
+    # In units of amax, which are the smaller the larger its mantissa is at the power.
+    mantissa = top / 2.0 ** math.floor(math.log2(top))
+    largest = (64 + 32) * mantissa + 1 if name.startswith("qwix") else units * mantissa
     fields = np.arange(40, 254, 23, dtype=np.uint32)
     edge = np.float32(top).view(np.uint32) & np.uint32(0x7FFFFF)
     near = np.arange(-200, 201).astype(np.uint32)
@@ -147,7 +155,13 @@ def test_few_inputs_are_excluded(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    sorted(name for name in BY_PRESET if not PRESETS[name].nan_in_contract),
+    # What XLA does with a NaN depends on the number of rows, of which the recordings have one
+    # (tests/formats/live/test_jax.py sees several).
+    sorted(
+        name
+        for name in BY_PRESET
+        if not PRESETS[name].nan_in_contract and not name.startswith("jax-")
+    ),
 )
 def test_blocks_with_a_nan_are_excluded_for_a_reason(name: str) -> None:
     results = [found(BY_PRESET[name], dtype) for dtype in DTYPES]

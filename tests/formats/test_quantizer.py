@@ -274,13 +274,13 @@ def odd_values(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.float32]:
     return x.view(np.float32)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", daily_first())
-def test_each_block_is_quantized_by_itself(name: str, dtype: str) -> None:
+def test_each_block_is_quantized_by_itself(name: str) -> None:
     """Cut out of the tensor, with its tensor_amax, it has the same codes and scale."""
     import ml_dtypes
 
     preset = PRESETS[name]
+    dtype = "bfloat16" if preset.narrow else "float32"  # which compares the more steps
     for block in preset.blocks:
         r, c = (64 if extent == "all" else int(extent) for extent in block)
         with np.errstate(all="ignore"):
