@@ -91,7 +91,7 @@ def power_of_two(exponent: Array) -> Array:
 
 
 def settled(codes: Array, amax: Array) -> Array:
-    """8-bit scale codes, as XLA computes them once however they are made: a quotient by 1, of which it does not know that."""
+    """8-bit scale codes, which XLA then computes once however they are made: over 1, of which it does not know that."""
     if not _backend.is_jax(codes):
         return codes
     one = _backend.from_bits(_float32.ONE | (amax >> np.uint32(31)), np.float32)

@@ -29,7 +29,16 @@ from flamia_ref.formats.rounding import Overflow
 from flamia_ref.formats.scalar import BF16, FP32, ScalarFormat
 
 CONSTANTS = {"largest": float(np.finfo(np.float32).max), "tiny": float(np.finfo(np.float32).tiny)}
-_FUNCTIONS = {"min": 2, "max": 2, "rcp": 1, "input": 1, "bf16": 1, "finite": 2, "nonzero": 2, "if_zero": 3}
+_FUNCTIONS = {
+    "min": 2,
+    "max": 2,
+    "rcp": 1,
+    "input": 1,
+    "bf16": 1,
+    "finite": 2,
+    "nonzero": 2,
+    "if_zero": 3,
+}
 
 
 Step = tuple[str, Array]  # the text of an operation, and its result as float32 bits
@@ -165,10 +174,14 @@ def _call(name: str, arguments: list[Array], machine: Machine) -> Array:
                 (a & _float32.MAGNITUDE) < _float32.INFINITY, a, b
             )
         case "nonzero", [a, b]:
-            return _backend.namespace(a, b).where(_float32.is_zero(a), b, a)
+            return _backend.namespace(a, b).where(_is_zero(a, machine), b, a)
         case "if_zero", [a, b, c]:
-            return _backend.namespace(a, b, c).where(_float32.is_zero(a), b, c)
+            return _backend.namespace(a, b, c).where(_is_zero(a, machine), b, c)
     raise AssertionError(f"{name} passed the grammar")
+
+
+def _is_zero(a: Array, machine: Machine) -> Array:
+    return _float32.is_zero(_float32.flush(a) if machine.ftz else a)
 
 
 def _rounded(bits: Array, arithmetic: ScalarFormat) -> Array:

@@ -1,5 +1,7 @@
 """From the amax of a block to its scale code."""
 
+import dataclasses
+
 import numpy as np
 
 from flamia_ref import _backend, _float32
@@ -17,9 +19,12 @@ _MANTISSA = np.uint32(0x7FFFFF)
 def tensor_scale_bits(
     tensor_amax: Array, block_format: BlockFormat, source: ScalarFormat = FP32
 ) -> Array:
-    """float32 bits of the tensor scale, of those of the amax that it is made from."""
+    """float32 bits of the tensor scale, of those of the amax that it is made from. Subnormals are kept: who calls the
+    library makes it.
+    """
     formula = Formula.parse(block_format.tensor_scale or "")
-    return formula.evaluate({"tensor_amax": tensor_amax}, block_format.machine(source))
+    machine = dataclasses.replace(block_format.machine(source), ftz=False)
+    return formula.evaluate({"tensor_amax": tensor_amax}, machine)
 
 
 def scale_codes(

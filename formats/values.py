@@ -67,7 +67,7 @@ def element_magnitudes(codes: Array, element: ScalarFormat) -> tuple[Array, Arra
     sign = (code & np.uint32(element.sign_code)) << np.uint32(32 - element.bits)
     least = np.uint32((127 - element.bias) << 23)
     value = (magnitude << np.uint32(23 - element.mantissa_bits)) + least
-    # A subnormal m 2^-M 2^emin was read as (1 + m 2^-M) 2^(emin - 1): twice what is over the power. Of a normal that is more.
+    # A subnormal m 2^-M 2^emin was read as (1 + m 2^-M) 2^(emin - 1): twice what is over the power; a normal is less.
     over = _backend.from_bits(value, np.float32) - least.view(np.float32)
     value = xp.minimum(value, _backend.bits(over + over))
     if element.infinity_code is not None:

@@ -89,7 +89,8 @@ def trace(
         if tensor_amax is None:
             tensor_amax = own_amax(block[None], block_format, source)
         formula = Formula.parse(block_format.tensor_scale or "")
-        formula.evaluate({"tensor_amax": tensor_amax}, machine, tensor_steps)
+        kept = dataclasses.replace(machine, ftz=False)  # as `tensor_scale_bits` keeps subnormals
+        formula.evaluate({"tensor_amax": tensor_amax}, kept, tensor_steps)
         tensor_scale = tensor_scale_bits(tensor_amax, block_format, source)
     given = {} if tensor_scale is None else {"tensor_scale": tensor_scale}
     if block_format.prepared is not None:

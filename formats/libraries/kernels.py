@@ -99,6 +99,7 @@ FORMATS = (
         blocks=((1, 16), (16, 1)),
         quotient="amax / 6",
         scaled="x * (1 / scale)",
+        scale_values=((0, math.inf),),
         nan=NanPolicy.IGNORE,
         source="SageAttention sageattn3 quantization/fp4_quantization_4d.cu",
         version="d1a57a5",

@@ -172,6 +172,7 @@ def casts() -> dict[str, Cast]:
     found["jax-mx-e4m3"] = with_scale_0(
         lambda bits, scale: e4m3(float32.flush(bits), scale), jax_of_zero
     )
+    found["jax-mx-jit-e4m3"] = lambda bits, scale: e4m3(float32.flush(bits), scale)
     found["flashinfer-mx-e4m3"] = flashinfer
     found["qwix018-mx-e4m3"] = lambda bits, scale: e4m3(float32.flush(bits), scale)
     found["qwix018-mx-e2m1"] = lambda bits, scale: e2m1(float32.flush(bits), scale)

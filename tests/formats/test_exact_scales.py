@@ -62,9 +62,9 @@ def rceil(largest: float) -> Rule:
 
 
 @functools.cache
-def divided(largest: float, *, least: int = 0, ftz: bool = False) -> Rule:
-    """amax / max in float32, rounded up; a subnormal quotient counts as any other unless `ftz`."""
-    return lambda amax: up(float32.divide(amax, bits_of(largest), ftz=ftz), least=least)
+def divided(largest: float, *, least: int = 0) -> Rule:
+    """amax / max in float32, rounded up; a subnormal quotient counts as any other."""
+    return lambda amax: up(float32.divide(amax, bits_of(largest)), least=least)
 
 
 def triton_up(largest: float) -> Rule:
@@ -101,8 +101,10 @@ def deepgemm(largest: float) -> Rule:
     return rule
 
 
-def flashinfer(amax: int) -> int:
-    return up(float32.multiply(amax, bits_of(Fraction(1, 448)), ftz=True))
+def multiplied(largest: float) -> Rule:
+    """amax times the reciprocal of max in float32, subnormals being zeros, rounded up."""
+    reciprocal = bits_of(1 / Fraction(largest))
+    return lambda amax: up(float32.multiply(amax, reciprocal, ftz=True))
 
 
 def vllm(amax: int) -> int:
@@ -153,9 +155,11 @@ def rules() -> Iterator[tuple[str, str, Rule]]:
         yield f"quark-mx-ceil-{name}", name, of_float32(lambda x, emax=emax: ceil_log2(x) - emax)
     yield "te-mx-e4m3", "e4m3", rceil(448)
     yield "te-mx-e5m2", "e5m2", rceil(57344)
-    yield "flashinfer-mx-e4m3", "e4m3", flashinfer
+    yield "flashinfer-mx-e4m3", "e4m3", multiplied(448)
     yield "cudnn-mx-e4m3", "e4m3", lambda amax: exact.exact_rceil_scale(float32.value(amax), 448)
-    yield "jax-mx-e4m3", "e4m3", divided(448, ftz=True)
+    # XLA makes a division by a constant a product with its reciprocal.
+    yield "jax-mx-e4m3", "e4m3", multiplied(448)
+    yield "jax-mx-jit-e4m3", "e4m3", multiplied(448)
     for name, largest in (("e4m3", 448), ("e5m2", 57344), ("e2m1", 6)):
         yield f"triton-mx-roundup-{name}", name, triton_up(largest)
         yield f"triton-mx-rounddown-{name}", name, triton_down(FORMATS[name].emax)

@@ -218,7 +218,7 @@ def test_quark_in_bfloat16(mode: str) -> None:
 
 @pytest.mark.parametrize("up", [False, True])
 def test_neighbourhoods_hold_what_misleads_a_correct_log2(up: bool) -> None:
-    """As far as they go, 32 units in the last place; log2 goes on to 44 below the largest powers."""
+    """Up to 44 units below the largest powers, 22 above; and 1.2 times as far they end."""
     preset = PRESETS[f"quark-mx-{'ceil' if up else 'floor'}-e4m3"]
     farthest = 0
     for power in range(-148, 128 if up else 129):
@@ -229,8 +229,8 @@ def test_neighbourhoods_hold_what_misleads_a_correct_log2(up: bool) -> None:
         taken = np.log2(float32(bits).astype(np.float64)).astype(np.float32)
         misled = np.ceil(taken) <= power if up else np.floor(taken) >= power
         covered = misled_by_log2(bits, preset)
-        assert not (misled & ~covered)[:32].any(), power
-        assert not covered[32:].any()
+        assert not (misled & ~covered).any(), power
+        assert covered.sum() <= (26 if up else 53)
         farthest = max(farthest, int(misled.sum()))
     assert farthest == (22 if up else 44)
     assert not misled_by_log2(bits_of([1.0, 1.5, 2.0**-60, 0.0, np.inf, np.nan]), preset).any()

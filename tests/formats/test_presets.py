@@ -35,13 +35,15 @@ def test_every_preset_equals_its_recording(recording: str, dtype: str) -> None:
 
 def test_every_recorded_preset_is_measured() -> None:
     for name, preset in PRESETS.items():
-        assert (preset.evidence == "measured") == (name in BY_PRESET), name
+        recorded = name in BY_PRESET or name == "jax-mx-jit-e4m3"  # by other keys of a file
+        assert (preset.evidence == "measured") == recorded, name
 
 
 def test_what_jax_does_differently_under_jit() -> None:
     """One rule: a scale of code 0 is not flushed to zero there, and elements are not divided by 0."""
-    eager = PRESETS["jax-mx-e4m3"]
-    compiled = dataclasses.replace(eager, scale_values=((255, math.inf),))
+    eager, compiled = PRESETS["jax-mx-e4m3"], PRESETS["jax-mx-jit-e4m3"]
+    same = dataclasses.replace(compiled, scale_values=eager.scale_values)
+    assert dataclasses.replace(same, name=eager.name, source=eager.source) == eager
     for dtype in DTYPES:
         assert compare(JAX_MX, f"{dtype}_jit", preset=compiled).wrong == 0
         eagerly = compare(JAX_MX, f"{dtype}_jit")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tests.independent import float32
 
-DATA = Path(__file__).parents[2] / "flamia_ref" / "arithmetic" / "data" / "mufu.csv"
+DATA = Path(__file__).parents[2] / "flamia_ref" / "data" / "mufu.csv"
 
 ENTRIES = 1 << 23
 AT_126, AT_128 = 0x42FC0000, 0x43000000  # float32 126 and 128

@@ -27,9 +27,6 @@ def differing(x: Values, block_format: BlockFormat, library: Encode) -> tuple[Bl
     differs |= elements.reshape((*differs.shape, -1)).any(axis=-1)
     if theirs.tensor_scale is not None and ours.tensor_scale is not None:
         scale, other = np.float32(ours.tensor_scale), np.float32(theirs.tensor_scale.item())
-        smallest = np.finfo(np.float32).smallest_normal
-        if block_format.flushes_subnormals and abs(other) < smallest:
-            other = np.float32(0)
         differs |= not np.array_equal(scale, other, equal_nan=True)
     return differs, in_contract(x, block_format)
 
