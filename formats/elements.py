@@ -241,9 +241,15 @@ def fast(block_format: BlockFormat) -> bool:
     )
 
 
-def _factor_formula(block_format: BlockFormat) -> tuple[Formula, bool] | None:
+def _factor_formula(block_format: BlockFormat) -> Formula | None:
+    """What `scaled` multiplies x by, where it does that alone.
+
+    Not a divisor: XLA makes of a division by one value a block a product with its reciprocal, which rounds twice.
+    """
     found = Formula.parse(block_format.scaled or "").factor("x")
-    return None if found is None or "amax" in found[0].variables else found
+    if found is None or found[1] or "amax" in found[0].variables:
+        return None
+    return found[0]
 
 
 def codes_of_blocks(
@@ -269,15 +275,14 @@ def scale_factor(
         return power_factor(scales), False
     every = np.arange(256, dtype=np.uint8)
     divisors = scale_bits(every, block_format)
-    found = None if block_format.scaled is None else _factor_formula(block_format)
-    if found is None:
+    formula = None if block_format.scaled is None else _factor_formula(block_format)
+    if formula is None:  # powers of two, of which the reciprocals are exact
         return table_factor(scales, divisors), True
-    formula, divide = found
     given = {"scale": divisors}
     if tensor_scale is not None:
         given["tensor_scale"] = tensor_scale.reshape(1)
     table = formula.evaluate(given, block_format.machine(FP32))
-    return table_factor(scales, table), divide
+    return table_factor(scales, table), False
 
 
 def value_bits(codes: Array, scales: Array, block_format: BlockFormat) -> Array:

@@ -4,6 +4,8 @@
   subnormal, so a backend that flushes subnormals flushes only what is below 2^-126.
 - *A subnormal is an integer.* Its bits, converted to float32, are x 2^149, exact; the bits of a normal x are at most
   x 2^149. So the larger of x 2^a (0 where x is flushed) and float(bits) 2^(a - 149) is x 2^a for every x.
+- *A divisor is a power of two*, or 0, an infinity or a NaN: XLA makes of a division by one value a block a product with
+  its reciprocal.
 - *Factors of blocks are quotients.* XLA copies cheap operations of one value a block into the loop over elements, and
   computes them for every vector there; a division it leaves in a loop of its own.
 """

@@ -21,7 +21,14 @@ from flamia_ref.formats.blocks import (
     scales_of_amax,
 )
 from flamia_ref.formats.elements import scale_factor, value_bits
-from flamia_ref.formats.encoding import as_codes, as_floats, by_chunks, decode, source_bits
+from flamia_ref.formats.encoding import (
+    as_codes,
+    as_floats,
+    as_matrices,
+    by_chunks,
+    decode,
+    source_bits,
+)
 from flamia_ref.formats.parts import quantize_array
 from flamia_ref.formats.presets import PRESETS
 from flamia_ref.formats.scalar import BF16, E8M0, FP16, FP32, ScalarFormat
@@ -119,9 +126,7 @@ def quantize(
     """
     block_format = _block_format(preset_or_format)
     chosen = block_format.checked_block(block)
-    values = as_floats(x, "quantize")
-    if values.ndim < 2:
-        raise ValueError(f"quantize takes [..., rows, columns], not shape {values.shape}")
+    values = as_matrices(x, "quantize")
     extents = block_extents(chosen, values.shape)
     _check_partial(values.shape, extents, block_format)
     values = _float32_values(values)
@@ -193,7 +198,7 @@ def _checked_amax(given: Any, values: Array, block_format: BlockFormat) -> Array
         wrong = host[~(np.isfinite(host) & (host >= 0))]
         if wrong.size:
             raise ValueError(f"tensor_amax is {wrong.ravel()[0]}; it must be finite and 0 or more")
-    return source_bits(amax).reshape(shape)
+    return (source_bits(amax) & _float32.MAGNITUDE).reshape(shape)  # -0 is 0
 
 
 def _checked_random(given: Any, values: Array) -> Array | None:
@@ -298,7 +303,7 @@ def _by_parts(
     ]
     codes, scales, tensor_scales = zip(*halves, strict=True)
     tensor_scale = tensor_scales[0]
-    if tensor_scale is not None and tensor_scale.shape[axis] > 1:
+    if amax is not None and amax.shape[axis] > 1:
         tensor_scale = np.concatenate(tensor_scales, axis)
     return Quantized(np.concatenate(codes, axis), np.concatenate(scales, axis), tensor_scale)
 

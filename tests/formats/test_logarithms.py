@@ -230,7 +230,7 @@ def test_neighbourhoods_hold_what_misleads_a_correct_log2(up: bool) -> None:
         misled = np.ceil(taken) <= power if up else np.floor(taken) >= power
         covered = misled_by_log2(bits, preset)
         assert not (misled & ~covered).any(), power
-        assert covered.sum() <= (26 if up else 53)
+        assert covered.sum() <= ((26 if up else 53) if abs(power) < 128 else 64)
         farthest = max(farthest, int(misled.sum()))
     assert farthest == (22 if up else 44)
     assert not misled_by_log2(bits_of([1.0, 1.5, 2.0**-60, 0.0, np.inf, np.nan]), preset).any()

@@ -107,6 +107,32 @@ def test_quantize(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> Non
                 same(jax.jit(ours)(given), general)
 
 
+ONE_LEVEL = [
+    name
+    for name, preset in PRESETS.items()
+    if preset.scaled is not None and not preset.has_tensor_scale and preset.quotient == "amax / 6"
+]
+
+
+@pytest.mark.parametrize("name", ONE_LEVEL)
+def test_every_tie_under_every_ue4m3_scale(name: str) -> None:
+    """Where a quotient that is rounded twice shows: under XLA, division by a broadcast value is."""
+    preset = PRESETS[name]
+    scales = np.array([preset.scale.value(code) for code in range(8, preset.scale.max_code + 1)])
+    ties = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+    at = (scales[:, None] * ties).astype(np.float32)
+    x = np.zeros((3, len(scales), 16), np.float32)
+    x[:, :, 0] = 6 * scales
+    for place, values in enumerate(
+        (np.nextafter(at, np.float32(0)), at, np.nextafter(at, np.float32(9e9)))
+    ):
+        x[place, :, 1:8], x[place, :, 8:15] = values, -values
+    ours = quantize_it(x, name)
+    assert set(ours.scales[1].ravel().tolist()) == set(range(8, preset.scale.max_code + 1))
+    same(quantize_it(jnp.asarray(x), name), ours)
+    same(jax.jit(lambda x: quantize_it(x, name))(jnp.asarray(x)), ours)
+
+
 @pytest.mark.parametrize("name", DAILY)
 def test_ragged_and_empty(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     preset = PRESETS[name]
@@ -122,6 +148,33 @@ def test_ragged_and_empty(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if x.ndim == 2 and x.size:
             same(quantize_it(np.asfortranarray(x), name), general)
             same(quantize_it(np.repeat(x, 2, axis=0)[::2], name), general)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "by"),
+    [
+        ("te-nvfp4-rowscaled", (2, 129, 1024), "row"),
+        ("te-nvfp4-rowscaled", (2, (1 << 17) + 16), "row"),
+        ("te-nvfp4", (2, 129, 1024), "matrix"),
+        ("torchao-nvfp4", (2, 129, 1024), "matrix"),
+    ],
+)
+def test_large_arrays_keep_every_tensor_scale(name: str, shape: Any, by: str) -> None:
+    """An array of more than 2^18 elements is quantized half by half."""
+    x = np.ones(shape, np.float32)
+    x[1] = 64
+    given = {} if by == "row" else {"tensor_amax": np.array([[[1]], [[64]]], np.float32)}
+    tensor = quantize_it(x, name, **given)
+    expected = (*shape[:-1], 1) if by == "row" else (2, 1, 1)
+    assert np.asarray(tensor.tensor_scale).shape == expected
+    np.testing.assert_allclose(np.asarray(dequantize(tensor)), x, rtol=1e-6)
+
+
+def test_a_negative_zero_amax_is_zero() -> None:
+    x = np.zeros((1, 16), np.float32)
+    x[0, 0] = 1
+    for name in ("torchao-nvfp4", "te-nvfp4", "vllm-nvfp4-reference"):
+        same(quantize_it(x, name, tensor_amax=-0.0), quantize_it(x, name, tensor_amax=0.0))
 
 
 def test_large_arrays_are_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
