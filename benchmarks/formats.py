@@ -64,6 +64,8 @@ def _in_jax(x: np.ndarray[Any, Any], rate: float, seconds: float) -> Iterator[Re
     one = f"quantize {MXFP8}, float32"
     peer = "jax.nn.scaled_matmul's quantize"
     yield against(one, mxfp8, peer, lambda: jax.block_until_ready(theirs(wide)), _bytes(4, 32))
+    if _has_torchao():
+        yield against(one, mxfp8, *_torchao(x)[MXFP8], _bytes(4, 32))
     yield against(
         f"quantize {MXFP8}, bfloat16", ours(MXFP8, narrow), f"{one}, jax", mxfp8, _bytes(2, 32)
     )
@@ -84,7 +86,7 @@ def _in_jax(x: np.ndarray[Any, Any], rate: float, seconds: float) -> Iterator[Re
 def _in_numpy(x: np.ndarray[Any, Any], rate: float, seconds: float) -> Iterator[Result]:
     target = np.empty_like(x)
     peers: dict[str, tuple[str, Callable[[], object]]] = {}
-    if all(importlib.util.find_spec(name) for name in ("torch", "torchao")):
+    if _has_torchao():
         peers = _torchao(x)
     copy = ("np.copyto", lambda: np.copyto(target, x))
     for preset, size in ((MXFP8, 32), (NVFP4, 16)):
@@ -103,6 +105,10 @@ def _in_numpy(x: np.ndarray[Any, Any], rate: float, seconds: float) -> Iterator[
     narrow = x.astype(ml_dtypes.bfloat16)
     what = f"quantize {MXFP8}, bfloat16, numpy"
     yield _measured(what, lambda: quantize(narrow, MXFP8), *copy, _bytes(2, 32), rate, seconds)
+
+
+def _has_torchao() -> bool:
+    return all(importlib.util.find_spec(name) for name in ("torch", "torchao"))
 
 
 def _torchao(x: np.ndarray[Any, Any]) -> dict[str, tuple[str, Callable[[], object]]]:

@@ -36,7 +36,9 @@ def add_commands(command: Callable[..., Any]) -> None:
     made.add_argument("--preset", metavar="NAME", required=True)
     _add_block(made)
     _add_amax(made)
-    made.add_argument("--force", action="store_true", help="replace an existing file")
+    made.add_argument(
+        "--force", action="store_true", help="replace existing files: OUT, and that of --json"
+    )
 
     two = command(
         "diff",
@@ -236,6 +238,8 @@ def _quantize(options: argparse.Namespace) -> Result:
 
     suffix = array_files.suffix(options.output, (".npz", ".safetensors"))
     _console.require_new(options.output, force=options.force)
+    if options.json not in (None, "-"):
+        _console.require_new(options.json, force=options.force)
     if options.json not in (None, "-") and _console.same_file(options.output, options.json):
         raise ValueError(f"the codes and the JSON are both to be {options.json}; give two names")
     if _console.same_file(options.input, options.output):

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
 from flamia_ref.formats.block import BlockFormat, Log2, NanPolicy, ScaleRule, TensorExtent
-from flamia_ref.formats.encoding import source_bits
+from flamia_ref.formats.encoding import as_matrices, source_bits
 from flamia_ref.formats.quantizer import quantize, source_of
 from flamia_ref.formats.rounding import Rounding
 from flamia_ref.formats.scalar import FP32, ScalarFormat
@@ -36,7 +36,7 @@ def in_contract(
 
     Returns bool [..., down, across], one a block, numpy.
     """
-    x = _backend.host(_backend.plain("x", x))
+    x = _backend.host(as_matrices(x, "in_contract"))
     tensor = quantize(x, preset_or_format, block=block, tensor_amax=tensor_amax)
     source = source_of(x)
     block_format = tensor.format.of_input(source)

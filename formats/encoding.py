@@ -101,13 +101,29 @@ def as_floats(x: Any, caller: str) -> Array:
 
     Raises TypeError for other types.
     """
-    values = _backend.plain("x", x)
+    try:
+        values = _backend.plain("x", x)
+    except ValueError:  # of numpy, for nested lists
+        raise ValueError(
+            f"{caller} takes an array; x has rows of different lengths: fill them up with zeros"
+        ) from None
     if not _backend.is_jax(values) and not values.dtype.isnative:
         values = values.astype(values.dtype.newbyteorder("="))
     if values.dtype not in _FLOATS:
         raise TypeError(
             f"{caller} takes float64, float32, bfloat16 or float16 values, not {values.dtype};"
             " convert them to one of these first"
+        )
+    return values
+
+
+def as_matrices(x: Any, caller: str) -> Array:
+    """`as_floats` of two axes and more. Raises ValueError for fewer."""
+    values = as_floats(x, caller)
+    if values.ndim < 2:
+        raise ValueError(
+            f"{caller} takes [..., rows, columns], not shape {values.shape}; give it two axes or"
+            " more: x.reshape(1, -1) is one row"
         )
     return values
 
@@ -170,9 +186,16 @@ def as_codes(codes: Any, source: ScalarFormat, name: str = "codes") -> Array:
     Raises TypeError for other types and ValueError for a code outside the format. `name` is what
     the caller calls them.
     """
-    given = _backend.plain(name, codes)
+    try:
+        given = _backend.plain(name, codes)
+    except ValueError:  # of numpy, for nested lists
+        raise ValueError(
+            f"{name} have rows of different lengths; fill them up with zeros"
+        ) from None
+    if not given.size and not hasattr(codes, "dtype"):  # an empty list is of no type
+        given = given.astype(source.code_dtype)
     if given.dtype.kind not in "ui":
-        raise TypeError(f"codes are integers, not {given.dtype}; encode gives them")
+        raise TypeError(f"{name} are integers, not {given.dtype}; encode gives them")
     limit = (1 << (8 * source.code_dtype.itemsize)) - 1
     if source.bits < 8 and source.signed:
         limit = source.code_mask

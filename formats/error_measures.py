@@ -12,7 +12,7 @@ import numpy.typing as npt
 from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref.formats.block import BlockFormat
-from flamia_ref.formats.encoding import as_floats, decode, source_bits
+from flamia_ref.formats.encoding import as_matrices, decode, source_bits
 from flamia_ref.formats.hadamard import transformed
 from flamia_ref.formats.quantizer import BlockTensor, dequantize, quantize
 from flamia_ref.formats.scalar import BF16, FP16, FP32, ScalarFormat
@@ -159,8 +159,9 @@ def error(
     """
     if _backend.is_traced(x):
         raise TypeError("error counts elements on the host; call it outside jit, on x itself")
+    x = as_matrices(x, "error")
     tensor = quantize(x, preset, block=block, tensor_amax=tensor_amax)
-    return _Measured(_host(tensor), _backend.host(as_floats(x, "error"))).result(tensor)
+    return _Measured(_host(tensor), _backend.host(x)).result(tensor)
 
 
 def _host(tensor: BlockTensor) -> BlockTensor:
@@ -239,7 +240,8 @@ class _Measured:
         error = np.where(counts, np.abs(error), 0.0)
         if self.tensor.format.tensor_divides and part.tensor_scale is not None:
             # Exact: the quotient `largest / tensor_scale` is not.
-            beyond = magnitude * part.tensor_scale.astype(np.float64) > largest
+            with np.errstate(invalid="ignore"):  # 0 by an infinite one is not beyond
+                beyond = magnitude * part.tensor_scale.astype(np.float64) > largest
         else:
             beyond = magnitude > largest
         measures = {

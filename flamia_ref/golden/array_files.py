@@ -15,11 +15,14 @@ from flamia_ref.golden.files import read_plain, tensors_from_bytes, tensors_to_b
 Arrays = dict[str, npt.NDArray[Any]]
 
 _LIMIT = 1 << 34  # bytes
+_WANTED = "save arrays of numbers with numpy.save or numpy.savez"
 _READ = (".npy", ".npz", ".safetensors")
 
 
 def suffix(file: str, allowed: tuple[str, ...]) -> str:
     """The ending of a file's name. Raises ValueError where it is not among those allowed."""
+    if file.endswith(("/", "\\")):
+        raise ValueError(f"{file} is the name of a folder; give that of a file")
     found = Path(file).suffix.lower()
     if found not in allowed:
         raise ValueError(f"{file} is no {' or '.join(allowed)} file by its name")
@@ -62,12 +65,24 @@ def arrays(file: str) -> Arrays:
             return {"x": _typed(loaded)}
         with loaded:
             return {name: _typed(loaded[name]) for name in loaded.files}
+    except MemoryError:
+        raise ValueError(f"{file} is no whole {kind} file, or too large for the memory") from None
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, AttributeError) as error:
-        raise ValueError(f"{file} is no whole {kind} file: {error}") from error
+        why = str(error)
+        if "allow_pickle" in why or "pickle" in why:  # advice that is not for the command line
+            why = f"it does not begin as one, or holds Python objects; {_WANTED}"
+        raise ValueError(f"{file} is no whole {kind} file: {why}") from error
 
 
 def _typed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """An array of a file of numpy's, which keeps bfloat16 as two bytes without a name."""
+    if not isinstance(array, np.ndarray):  # another member of a .npz archive
+        raise ValueError(f"it has a member that is no array; {_WANTED}")
+    if array.dtype.kind == "V" and array.dtype != np.dtype("V2"):
+        raise ValueError(
+            f"it has an array of {array.dtype.itemsize} bytes an element without a type, such as"
+            " float8; save a view of it as uint8, or use .safetensors"
+        )
     return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
 
 

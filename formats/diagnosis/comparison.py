@@ -124,7 +124,8 @@ def compare(
     """
     formats = (preset(preset_a), preset(preset_b))
     chosen = same_block(*formats, block)
-    values, source = floats(x, "compare"), source_of(x)
+    values = floats(x, "compare")
+    source = source_of(values)
     neither = not any(one.has_tensor_scale for one in formats)
     tensors = [
         quantize(

@@ -1,7 +1,8 @@
 """Which presets a kernel's codes and scales follow: `identify`."""
 
+import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,18 +13,22 @@ from flamia_ref import _float32
 from flamia_ref._backend import Array
 from flamia_ref.formats.block import BlockFormat, TensorExtent
 from flamia_ref.formats.diagnosis.ordinary import Facts, ordinary_form
-from flamia_ref.formats.diagnosis.outputs import Candidate, Output, candidates
+from flamia_ref.formats.diagnosis.outputs import Candidate, Output, candidates, stray_codes
 from flamia_ref.formats.diagnosis.runs import Bits, Result, claimed, number, run, same_scales
 from flamia_ref.formats.diagnosis.steps import DATA
 from flamia_ref.formats.diagnosis.tensors import amaxes_of, blocks_at, blocks_of, floats, of_blocks
+from flamia_ref.formats.diagnosis.variants import CLEARED, of_data, of_format, signs_of_scales
 from flamia_ref.formats.diagnosis.witness import Witness, explain
 from flamia_ref.formats.encoding import source_bits
 from flamia_ref.formats.hadamard import transformed
+from flamia_ref.formats.presets import PRESETS
 from flamia_ref.formats.quantizer import quantize, source_of
-from flamia_ref.formats.scalar import ScalarFormat
+from flamia_ref.formats.scalar import FP32, UE4M3, ScalarFormat
 from flamia_ref.formats.scales import tensor_scale_bits
 
 _NEAREST = 3  # presets that explain only a part, shown
+_CONSIDERED = 8  # of which these are the ones that explain the most
+_BASES = 4  # presets of which single changes are tried
 _LARGE = 1 << 20  # elements
 _PART = 1 << 16  # blocks at once
 _FEW = 32  # blocks of these on which a preset must explain one
@@ -71,12 +76,11 @@ class Departure:
         """Where and why, in one sentence."""
         if self.tensor_scales is not None:
             ours, theirs = (f"{number(one)} ({one:08x})" for one in self.tensor_scales)
-            return (
-                f"{self.preset}: all blocks, but its tensor scale is {ours}, that given {theirs}."
-            )
+            text = f"{self.preset}: all blocks, but its tensor scale is {ours}, that given {theirs}"
+            return f"{text}, about one over it." if _inverse(*self.tensor_scales) else f"{text}."
         text = f"{self.preset}: {self.explained} of {self.of} blocks; first other one {list(self.at)}: scale"
-        scale, given = self.scales
-        text += f" {scale}, given {given}" if scale != given else f" {scale} as given"
+        ours, theirs = (self._scale_in_words(one) for one in self.scales)
+        text += f" {ours}, given {theirs}" if ours != theirs else f" {ours} as given"
         if self.codes is not None and self.element is not None:
             x = self.values[self.element[0] * self.block[1] + self.element[1]]
             text += (
@@ -93,6 +97,10 @@ class Departure:
             return f"{text}."
         return f"{text}: {self.why.step.value}: {' | '.join(self.why.settings)}."
 
+    def _scale_in_words(self, scale: int) -> str:
+        """The code of a scale; of one in float32 its value, of a negative UE4M3 its bits."""
+        return number(scale) if PRESETS[self.preset].scale == FP32 else str(scale)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identification:
@@ -106,7 +114,9 @@ class Identification:
         explained_by: those that give every block for which they make a claim.
         not_claimed: for each of these, blocks for which it makes none.
         silent: presets that make no claim for any block that was sampled.
-        nearest: of the others those that explain most of the sample.
+        nearest: of the others those that explain the most, the nearest first.
+        notes: where none explains every block, what is odd about the output, and which single
+            changes of a preset, or of the input or output, explain every block.
     """
 
     block: tuple[tuple[int, int], ...]
@@ -117,6 +127,7 @@ class Identification:
     not_claimed: tuple[int, ...]
     silent: tuple[str, ...]
     nearest: tuple[Departure, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def identified(self) -> bool:
@@ -133,11 +144,19 @@ class Identification:
         """The result in one sentence."""
         if self.identified:
             return (
-                f"All {self.blocks} blocks are those of {', '.join(self.explained_by)}"
+                f"All {self.blocks} blocks of {self._block} are those of {', '.join(self.explained_by)}"
                 f" ({len(self.tried)} presets fit the formats)."
             )
-        text = f"None of {len(self.tried)} presets explains all {self.blocks} blocks."
+        text = (
+            f"None of {len(self.tried)} presets explains all {self.blocks} blocks of {self._block}."
+        )
+        for note in self.notes:
+            text += f" {note}."
         return f"{text} Nearest: {self.nearest[0].sentence}" if self.nearest else text
+
+    @property
+    def _block(self) -> str:
+        return " or ".join(f"{rows}x{columns}" for rows, columns in self.block)
 
     def to_text(self) -> str:
         """The presets that explain all, and where the nearest others depart."""
@@ -196,24 +215,29 @@ def identify(
         TypeError: for arrays of other types.
         ValueError: for shapes that no preset fits: codes that are packed, scales that are tiled.
     """
-    values, source = floats(x, "identify"), source_of(x)
+    values = floats(x, "identify")
+    source = source_of(values)
     if not values.size:
         raise ValueError(f"x has shape {values.shape}: there is no block to identify")
     output = Output.of(values, codes, scales, tensor_scale)
-    fitting = candidates(values, output, block)
+    fitting = _with_amax(candidates(values, output, block), values, tensor_amax)
     search = _Search(values, output, tensor_amax, source, fitting)
     passing, failing, silent = search.screened()
-    explained, not_claimed = [], []
+    explained, not_claimed, only_tensor_scale = [], [], False
     for one in passing:
         wrong, unclaimed = search.everywhere(one)
         if wrong.any() or search.tensor_scale_differs(one):
             failing.append(one)
+            only_tensor_scale |= not wrong.any()
         else:
             explained.append(one)
             not_claimed.append(unclaimed)
+    notes: tuple[str, ...] = ()
+    if not explained:
+        notes = tuple(search.notes(failing, block, only_tensor_scale=only_tensor_scale))
     plain = [one for one in fitting if not one.repeated]
     return Identification(
-        block=tuple(sorted({one.block for one in fitting})),
+        block=tuple(sorted({one.block for one in explained or fitting})),
         blocks=int(np.prod(search.grid((explained or plain or fitting)[0]))),
         sampled=max(len(sample) for sample in search.samples.values()),
         tried=tuple(one.name for one in fitting),
@@ -221,7 +245,33 @@ def identify(
         not_claimed=tuple(not_claimed),
         silent=tuple(one.name for one in silent),
         nearest=tuple(search.departures(failing, explained)),
+        notes=notes,
     )
+
+
+def _with_amax(
+    fitting: list[Candidate], values: npt.NDArray[Any], tensor_amax: Any
+) -> list[Candidate]:
+    """The presets that take such an amax. Raises as `quantize` does where none of those does."""
+    first: Candidate | None = None
+    found: list[Candidate] = []
+    for one in fitting:
+        if one.format.has_tensor_scale and tensor_amax is not None:
+            try:  # no columns: the amax is checked, and nothing is done
+                quantize(values[..., :0], one.format, block=one.named, tensor_amax=tensor_amax)
+            except (TypeError, ValueError):
+                first = first or one
+                continue
+        found.append(one)
+    if first is not None and not any(one.format.has_tensor_scale for one in found):
+        quantize(values, first.format, block=first.named, tensor_amax=tensor_amax)  # raises
+    return found
+
+
+def _inverse(ours: int, theirs: int) -> bool:
+    """Whether two float32 are one over the other, but for a few roundings."""
+    one, other = (float(np.uint32(bits).view(np.float32)) for bits in (ours, theirs))
+    return abs(one * other - 1) < 1e-6 and ours != theirs
 
 
 class _Search:
@@ -243,6 +293,7 @@ class _Search:
         self._whole: dict[Any, tuple[npt.NDArray[np.bool_], npt.NDArray[Any]]] = {}
         self.samples = {one.block: self._sample(one.block) for one in fitting}
         self.score: dict[str, int] = {}
+        self.agreement: dict[str, float] = {}
         self.prints: dict[str, bytes] = {}
 
     def grid(self, one: Candidate) -> tuple[int, ...]:
@@ -275,9 +326,12 @@ class _Search:
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Which blocks a preset makes a claim for, and which it gives as the kernel does."""
         result, inside = self._run(one, places), self._inside(one, places)
+        agree = (result.codes == blocks_at(self.output.codes, places, one.block)).mean()
         right = (result.codes == blocks_at(self.output.codes, places, one.block)) | ~inside
         ours = same_scales(result.scales, one.format)
         theirs = self._scales(one)[tuple(places.T)]
+        if len(places):  # of the first try, on the same few blocks for each
+            self.agreement.setdefault(one.name, float(agree + (ours == theirs).mean()))
         if remember:
             given = np.where(inside, result.codes, 0).tobytes()
             self.prints.setdefault(one.name, ours.tobytes() + given)
@@ -379,18 +433,37 @@ class _Search:
             place = 0
         return None if place is None else (int(ours[place]), int(theirs[place]))
 
-    def departures(
-        self, failing: list[Candidate], explained: list[Candidate]
-    ) -> Iterator[Departure]:
-        """The presets that explain most of the sample, one of each that are the same there."""
-        order = sorted(failing, key=lambda one: -self.score[one.name])
-        seen: dict[bytes, list[Candidate]] = {}
+    def departures(self, failing: list[Candidate], explained: list[Candidate]) -> list[Departure]:
+        """The presets that explain the most, one of each that are the same on the sample."""
+        apart = {one.name: self._tensor_scales_apart(one) for one in failing}
+        order = sorted(
+            failing,
+            key=lambda one: (
+                -self.score[one.name],
+                apart[one.name],
+                -self.agreement.get(one.name, 0.0),
+            ),
+        )
+        seen: dict[tuple[bytes, Any], list[Candidate]] = {}
         elements = {one.format.element for one in explained}
         for one in order:
             if not explained or (self.score[one.name] and one.format.element in elements):
-                seen.setdefault(self.prints.get(one.name, one.name.encode()), []).append(one)
+                key = self.prints.get(one.name, one.name.encode()), self.tensor_scale_differs(one)
+                seen.setdefault(key, []).append(one)
+        groups = list(seen.values())
+        enough = 0.9 * self.score[groups[0][0].name] if groups else 0.0
+        groups = [
+            group
+            for index, group in enumerate(groups[:_CONSIDERED])
+            if index < _NEAREST or self.score[group[0].name] >= enough
+        ]
         of_sample = bool(explained) and self.values.size > _LARGE
-        for first, *others in list(seen.values())[:_NEAREST]:
+        counted = []
+        for group in groups:
+            # The same on the sample, of all blocks the first may explain less than another.
+            if not of_sample:
+                group.sort(key=lambda one: int(self.everywhere(one)[0].sum()))
+            first, *others = group
             if of_sample and self.score[first.name] < len(self.samples[first.block]):
                 places = self.samples[first.block]
                 fine, right = self._tried(first, places)
@@ -400,7 +473,90 @@ class _Search:
                 wrong, _ = self.everywhere(first)
                 places = np.argwhere(wrong)[:1]
             counts = int((~wrong).sum()), wrong.size
-            yield self._departure(first, others, counts, places, [*explained, *order])
+            counted.append((counts, apart[first.name], first, others, places))
+        counted.sort(key=lambda group: (-group[0][0] / max(group[0][1], 1), group[1]))
+        return [
+            self._departure(first, others, counts, places, [*explained, *order])
+            for counts, _, first, others, places in counted[:_NEAREST]
+        ]
+
+    def _tensor_scales_apart(self, one: Candidate) -> int:
+        """How many float32 the tensor scale of a preset and that given, or one over it, are apart."""
+        pair = self.tensor_scale_differs(one)
+        if pair is None:
+            return 0
+        with np.errstate(all="ignore"):
+            inverse = np.float32(1) / np.uint32(pair[1]).view(np.float32)
+        return min(abs(pair[0] - pair[1]), abs(pair[0] - int(inverse.view(np.uint32))) + 2)
+
+    def notes(self, failing: list[Candidate], block: Any, *, only_tensor_scale: bool) -> list[str]:
+        """What is odd about the output, and single changes that explain every block."""
+        said = [stray_codes(self.output.codes)]
+        changed = [] if only_tensor_scale else self._changed_data(block)
+        best = max(
+            failing,
+            key=lambda one: (self.score[one.name], self.agreement.get(one.name, 0.0)),
+            default=None,
+        )
+        # Scales in E8M0 have bit 7 too: what fits says which they are.
+        if any(CLEARED in text for text in changed) or (best and best.format.scale == UE4M3):
+            said.append(signs_of_scales(self.output))
+        said += changed
+        if not only_tensor_scale:
+            said += self._changed_formats(failing)
+        return [text for text in said if text]
+
+    def _changed_data(self, block: Any) -> list[str]:
+        """What of the input or the output, changed alone, makes it that of presets."""
+        said = []
+        for text, values, output in of_data(self.values, self.output):
+            try:
+                fitting = _with_amax(candidates(values, output, block), values, self.tensor_amax)
+            except (TypeError, ValueError):
+                continue
+            other = _Search(values, output, self.tensor_amax, source_of(values), fitting)
+            names = [
+                one.name
+                for one in other.screened()[0]
+                if not other.everywhere(one)[0].any() and not other.tensor_scale_differs(one)
+            ]
+            if names:
+                said.append(f"Explained {text}: all blocks are then those of {_some(names)}")
+        return said
+
+    def _changed_formats(self, failing: list[Candidate]) -> list[str]:
+        """Fields of the nearest presets that, changed alone, explain every block."""
+        order = sorted(
+            (one for one in failing if not one.format.choice and one.format.signs is None),
+            key=lambda one: (-self.score[one.name], -self.agreement.get(one.name, 0.0)),
+        )
+        bases: dict[bytes, Candidate] = {}
+        for one in order:
+            bases.setdefault(self.prints.get(one.name, one.name.encode()), one)
+            if len(bases) == _BASES:
+                break
+        found: dict[str, list[str]] = {}
+        for base in bases.values():
+            places = self.samples[base.block]
+            some = places[:: max(1, len(places) // _FEW)]
+            for text, changed in of_format(base.format):
+                one = dataclasses.replace(base, format=changed)
+                if not self._gives_all(one, some) or not self._gives_all(one, places):
+                    continue
+                if self.tensor_scale_differs(one) or self.everywhere(one)[0].any():
+                    continue
+                found.setdefault(base.name, []).append(text)
+        alike: dict[str, list[str]] = {}  # presets by what changes them
+        for name, texts in found.items():
+            alike.setdefault(" or ".join(texts), []).append(name)
+        return [
+            f"That of {_some(names)} with {text} explains all blocks"
+            for text, names in alike.items()
+        ]
+
+    def _gives_all(self, one: Candidate, places: npt.NDArray[Any]) -> bool:
+        fine, right = self._tried(one, places, remember=False)
+        return bool(fine.any()) and bool((right | ~fine).all())
 
     def _departure(
         self,
@@ -526,6 +682,11 @@ class _Search:
             chosen.append(np.flatnonzero(odd)[: _SAMPLE // 4])
         places = np.unravel_index(np.unique(np.concatenate(chosen)), amax.shape)
         return np.stack(places, axis=-1)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"
 
 
 def _distance(a: BlockFormat, b: BlockFormat) -> int:

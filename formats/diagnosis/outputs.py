@@ -1,5 +1,6 @@
 """A kernel's codes and scales, and the presets whose formats and blocks fit them."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ from flamia_ref.formats.block import ALL, Block, BlockFormat, PartialBlock
 from flamia_ref.formats.blocks import block_extents
 from flamia_ref.formats.presets import PRESETS
 from flamia_ref.formats.scalar import FP32
+
+_MASKS = {15: "FP4", 63: "FP6"}  # the largest code of each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +32,10 @@ class Output:
         if found.shape != values.shape:
             hint = ""
             if found.shape[:-1] == values.shape[:-1] and 2 * found.shape[-1] == values.shape[-1]:
-                hint = ": two FP4 codes in a byte? layout.unpack_fp4(codes) takes them apart"
+                hint = (
+                    ": if they are FP4, two in a byte, layout.unpack_fp4(codes) takes them apart;"
+                    " other codes are one for each element of x"
+                )
             raise ValueError(f"codes have shape {found.shape}, x {values.shape}{hint}")
         tensor = None
         if tensor_scale is not None:
@@ -38,7 +44,18 @@ class Output:
             )
             if tensor.dtype.kind != "f" or not tensor.size:
                 raise TypeError(f"tensor_scale is float32, not {shown(tensor_scale)}")
-            tensor = tensor.astype(np.float32)
+            with np.errstate(all="ignore"):
+                tensor = tensor.astype(np.float32)
+            rows = (*values.shape[:-1], 1)
+            if tensor.size != 1 and tensor.shape not in (rows, rows[:-1]):
+                raise ValueError(
+                    f"tensor_scale has shape {tensor.shape}; x of shape {values.shape} takes one"
+                    f" number, or one for each row, {rows}"
+                )
+            if np.isnan(tensor).any() and np.isfinite(values).all():
+                raise ValueError(
+                    "tensor_scale has a NaN, and x has none: check the kernel's output"
+                )
         return cls(codes=found, scales=_codes("scales", scales, floats=True), tensor_scale=tensor)
 
 
@@ -69,19 +86,25 @@ def candidates(values: npt.NDArray[Any], output: Output, block: Any) -> list[Can
 
     Raises ValueError where none fits, saying what the shapes would have to be.
     """
+    if found := _all_fitting(values, output, block):
+        return found
+    raise ValueError(_nothing_fits(values, output, block))
+
+
+def _all_fitting(values: npt.NDArray[Any], output: Output, block: Any) -> list[Candidate]:
     found = []
-    largest = int(output.codes.max(initial=0))
+    largest, stray = int(output.codes.max(initial=0)), stray_mask(output.codes)
     wide = output.scales.dtype == np.uint32
     for one in PRESETS.values():
-        if largest > one.element.code_mask or (one.scale == FP32) != wide:
+        # A few codes that FP4 lacks are a fault in FP4, not another format.
+        mask = one.element.code_mask
+        if (largest > mask and mask != stray) or (one.scale == FP32) != wide:
             continue
         if output.tensor_scale is not None and not one.has_tensor_scale:
             continue
         if fitting := _fitting(one, values.shape, output.scales.shape, block):
             found.append(fitting)
-    if found:
-        return found
-    raise ValueError(_nothing_fits(values, output, block))
+    return found
 
 
 def _fitting(
@@ -111,7 +134,52 @@ def _fitting(
     return None
 
 
+def stray_mask(codes: npt.NDArray[Any]) -> int | None:
+    """The largest code of FP4 or FP6 where a few codes are over it and nearly all others are not."""
+    for mask in _MASKS:
+        count = np.count_nonzero(codes > mask)
+        if count and 8 * count <= np.count_nonzero(codes):
+            return mask
+    return None
+
+
+def stray_codes(codes: npt.NDArray[Any]) -> str:
+    """Which codes these are, in words; nothing where there are none."""
+    mask = stray_mask(codes)
+    if mask is None:
+        return ""
+    places = np.argwhere(codes > mask)
+    at = places[0].tolist()
+    first = int(codes[tuple(at)])
+    count = "1 code is" if len(places) == 1 else f"{len(places)} codes are"
+    return (
+        f"{count} over {mask}, the largest of {_MASKS[mask]}: the first is {first} (0x{first:02x})"
+        f" at {at}"
+    )
+
+
+def powers(scales: npt.NDArray[Any]) -> npt.NDArray[np.uint8] | None:
+    """The E8M0 codes of float32 scales that are powers of two, by their bits; None for others."""
+    if scales.dtype != np.uint32 or (scales & 0x807FFFFF).any():
+        return None
+    return (scales >> 23).astype(np.uint8)
+
+
 def _nothing_fits(values: npt.NDArray[Any], output: Output, block: Any) -> str:
+    if output.tensor_scale is not None:
+        plain = dataclasses.replace(output, tensor_scale=None)
+        if fitting := _all_fitting(values, plain, block):
+            elements = ", ".join(sorted({one.format.element.name for one in fitting}))
+            return (
+                f"no preset with elements {elements} has a tensor scale, and these codes and scales"
+                " fit no other: leave tensor_scale out"
+            )
+    codes = powers(output.scales)
+    if codes is not None and _all_fitting(values, dataclasses.replace(output, scales=codes), block):
+        return (
+            "no preset has these scales in float32; they are powers of two: give them as E8M0"
+            " codes, log2(scales) + 127 in uint8"
+        )
     text = f"no preset has scales of shape {output.scales.shape} ({type_of(output.scales)})"
     text += f" for x of shape {values.shape}"
     if block is not None:
@@ -121,10 +189,15 @@ def _nothing_fits(values: npt.NDArray[Any], output: Output, block: Any) -> str:
         down, across = -(-values.shape[-2] // rows), -(-values.shape[-1] // columns)
         shapes.append(f"{(*values.shape[:-2], down, across)} in blocks of {rows}x{columns}")
     text += f"; they have {', '.join(shapes)}"
-    if output.scales.size % 512 == 0 and output.scales.size:
+    turned = output
+    if output.scales.ndim > 1:
+        turned = dataclasses.replace(output, scales=output.scales.swapaxes(-1, -2))
+    if _all_fitting(values, turned, block):
+        text += "; transposed they fit: scales.swapaxes(-1, -2)"
+    elif output.scales.size % 512 == 0 and output.scales.size:
         text += "; if they are tiled or padded: layout.untile_scales_128x4(scales, shape) first"
     if output.tensor_scale is not None:
-        text += "; with a tensor scale"
+        text += "; with a tensor scale they are in blocks of 16"
     return text
 
 
@@ -134,11 +207,14 @@ def _codes(name: str, given: Any, *, floats: bool = False) -> npt.NDArray[Any]:
     if floats and found.dtype == np.float32:
         return np.ascontiguousarray(found).view(np.uint32)
     if found.dtype.kind in "iu":
-        if found.size and (found.min() < 0 or found.max() > 255) and found.dtype != np.uint32:
-            raise ValueError(f"{name} are codes from 0 to 255, not {found.min()} to {found.max()}")
         if found.dtype == np.uint32 and floats:
             return found
+        if found.size and (found.min() < 0 or found.max() > 255):
+            raise ValueError(f"{name} are codes from 0 to 255, not {found.min()} to {found.max()}")
         return found.astype(np.uint8)
     if found.dtype.itemsize == 1 and found.dtype.kind != "b":  # float8 and narrower, one in a byte
         return found.view(np.uint8)
-    raise TypeError(f"{name} are codes, unsigned integers, not {type_of(found)}")
+    what = "convert the values to their codes first"
+    if floats:
+        what = "scales in float32 are taken as they are, powers of two also as log2(scales) + 127"
+    raise TypeError(f"{name} are codes, unsigned integers, not {type_of(found)}; {what}")

@@ -70,8 +70,10 @@ def scale_values(scales: npt.NDArray[Any], block_format: BlockFormat) -> Bits:
 
 
 def same_scales(scales: npt.NDArray[Any], block_format: BlockFormat) -> npt.NDArray[Any]:
-    """Scale codes without the bit that no UE4M3 code uses: 0xff and 0x7f are one NaN."""
-    return scales & np.uint8(0x7F) if block_format.scale == UE4M3 else scales
+    """Scale codes, 0xff and 0x7f of UE4M3 as one NaN. Other codes with bit 7 set no preset gives."""
+    if block_format.scale != UE4M3:
+        return scales
+    return np.where((scales & 0x7F) == 0x7F, np.uint8(0x7F), scales)
 
 
 def own_amax(blocks: Bits, block_format: BlockFormat, source: ScalarFormat = FP32) -> Bits:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,11 @@ def test_diff_on_a_file(run: Any) -> None:
         (["quantize", "x.npy", "q.npz", "--preset", "te-mx-e4m3", "--block", "2", "2"], "no block"),
         (["identify", "x.npy", "two.npz"], "has no codes and no scales; it has ['a', 'b']"),
         (["identify", "x.npy", "x.npy"], "by its name"),
+        (["quantize", "x.npy", "q.npz/", "--preset", "te-mx-e4m3"], "the name of a folder"),
+        (["diff", "te-mx-e4m3", "te-mx-e4m3", "--input", "text.npy"], "does not begin as one"),
+        (["diff", "te-mx-e4m3", "te-mx-e4m3", "--input", "vast.npy"], "vast.npy is no whole"),
+        (["diff", "te-mx-e4m3", "te-mx-e4m3", "--input", "text.npz"], "a member that is no array"),
+        (["diff", "te-mx-e4m3", "te-mx-e4m3", "--input", "float8.npy"], "without a type"),
     ],
 )
 def test_bad_input(run: Any, arguments: list[str], message: str) -> None:
@@ -211,11 +217,20 @@ def test_bad_input(run: Any, arguments: list[str], message: str) -> None:
     np.save("x.npy", x)
     np.savez("two.npz", a=x, b=x)
     np.save("object.npy", np.array([{}]))
+    np.save("float8.npy", x.astype(ml_dtypes.float8_e4m3fn))
+    Path("text.npy").write_text("no array")
+    with zipfile.ZipFile("text.npz", "w") as archive:
+        archive.writestr("notes.txt", "no array")
+    with Path("vast.npy").open("wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (10**17,)}
+        np.lib.format.write_array_header_1_0(file, header)
     Path("x.txt").write_text("1")
     for kind in (".npy", ".npz", ".safetensors"):
         source = Path("x.npy") if kind == ".npy" else Path("two.npz")
         Path(f"cut{kind}").write_bytes(source.read_bytes()[:-5])
-    refused(run(*arguments), message)
+    result = run(*arguments)
+    refused(result, message)
+    assert "allow_pickle" not in result[2]
     assert not Path("q.npz").exists()
 
 
@@ -230,3 +245,14 @@ def test_one_file_for_two_results(run: Any) -> None:
     given = ("quantize", "x.npy", "q.npz", "--preset", "te-mx-e4m3", "--json", "q.npz")
     refused(run(*given), "give two names")
     assert _console.same_file("q.npz", "./q.npz")
+
+
+def test_the_json_of_quantize_replaces_only_when_asked(run: Any) -> None:
+    np.save("x.npy", normal())
+    Path("q.json").write_text("kept")
+    given = ("quantize", "x.npy", "q.npz", "--preset", "te-mx-e4m3", "--json", "q.json")
+    refused(run(*given), "q.json exists")
+    assert Path("q.json").read_text() == "kept"
+    assert not Path("q.npz").exists()
+    assert run(*given, "--force")[0] == 0
+    assert json.loads(Path("q.json").read_text())["preset"] == "te-mx-e4m3"

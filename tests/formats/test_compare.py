@@ -474,9 +474,9 @@ def holds(witness: Witness, names: tuple[str, str]) -> None:
 
 PAIRS = [
     ("te-mx-e4m3", "ocp-mx-floor-e4m3"),
-    ("torchao-mx-rceil-e2m1", "deepgemm-mx-e2m1"),
+    pytest.param("torchao-mx-rceil-e2m1", "deepgemm-mx-e2m1", marks=pytest.mark.nightly),
     ("quark-mx-floor-e2m1", "torchao-mx-floor-e2m1"),
-    ("te-nvfp4", "torchao-nvfp4-onelevel"),
+    pytest.param("te-nvfp4", "torchao-nvfp4-onelevel", marks=pytest.mark.nightly),
 ]
 
 
@@ -608,11 +608,18 @@ def test_bad_input(call: Any, error: type[Exception], message: str) -> None:
         call(x)
 
 
+def test_lists_are_taken() -> None:
+    x = [[500.0] * 32] * 4
+    found = compare(x, "te-mx-e4m3", "ocp-mx-floor-e4m3")
+    assert found == compare(np.asarray(x, np.float32), "te-mx-e4m3", "ocp-mx-floor-e4m3")
+
+
 def test_an_empty_array_has_no_difference() -> None:
     found = compare(np.zeros((0, 32), np.float32), "te-mx-e4m3", "gfloat-mx-e4m3")
     assert (found.blocks, found.differ) == (0, False)
 
 
+@pytest.mark.nightly
 def test_a_tensor_too_small_for_a_block_of_its_own() -> None:
     """Among the amaxes of tensors is one below which no bfloat16 amax lies on a boundary."""
     found = smallest("vllm-nvfp4-reference", "te-nvfp4-rowscaled", dtype="bfloat16")

@@ -30,6 +30,8 @@ def test_array_likes_and_memory_orders() -> None:
     assert encode(1.0, "e4m3") == 0x38
     assert encode([1.0, -2.0], "e4m3").tolist() == [0x38, 0xC0]
     assert decode([0x38, 0xC0], "e4m3").tolist() == [1.0, -2.0]
+    for empty in ([], [[], []]):  # of no type: neither values nor codes are missing
+        assert encode(empty, "e4m3").shape == decode(empty, "e4m3").shape == np.shape(empty)
     x = points.narrow_range(60, 1).view(np.float32).reshape(6, 10)
     whole = encode(x, "e4m3")
     np.testing.assert_array_equal(encode(x[::2, ::-3], "e4m3"), whole[::2, ::-3])
@@ -129,6 +131,15 @@ def test_codes_of_other_types_are_refused(codes: Any) -> None:
 def test_codes_outside_the_format_are_refused(name: str, code: int) -> None:
     with pytest.raises(ValueError, match=f"{name} has no code {code}; codes are 0 to"):
         decode(np.array([0, code]), name)
+
+
+def test_rows_of_different_lengths_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"^encode takes an array; x has rows of different lengths"
+    ):
+        encode([[1.0], [1.0, 2.0]], "e4m3")
+    with pytest.raises(ValueError, match=r"^codes have rows of different lengths; fill them up"):
+        decode([[1], [1, 2]], "e4m3")
 
 
 def test_unknown_settings() -> None:

@@ -314,6 +314,15 @@ def test_the_document() -> None:
     assert found.blocks[7, 1].to_dict()["rms"] == "nan"
 
 
+@pytest.mark.parametrize("name", [n for n, f in PRESETS.items() if f.has_tensor_scale])
+def test_a_tensor_of_zeros_has_no_error(name: str) -> None:
+    """Without a warning, where the tensor scale is 2688 / 0 too; but for 0 / 0, which is NaN in JAX's."""
+    total = formats.error(np.zeros((32, 64), np.float32), name).total
+    assert total.counted + total.lost == 32 * 64
+    assert total.counted == 0 or (total.signal, total.noise, total.largest) == (0, 0, 0)
+    assert (total.saturated, total.flushed, total.subnormal) == (0, 0, 0)
+
+
 def test_memory_stays_within_a_few_bytes_an_element() -> None:
     x = sample((1024, 2048), 1)
     formats.error(x[:2, :32], "te-nvfp4")

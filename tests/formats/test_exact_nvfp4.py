@@ -337,7 +337,7 @@ def amaxes_of(name: str, labels: tuple[str, ...]) -> tuple[str, ...]:
 @pytest.mark.parametrize("name", CHAINS)
 def test_chains_at_ties(name: str) -> None:
     for label in amaxes_of(name, DAILY):
-        assert differences(name, TENSOR_AMAXES[label], 3, CHAINS[name]) == []
+        assert differences(name, TENSOR_AMAXES[label], 6, CHAINS[name]) == []
 
 
 @pytest.mark.nightly
@@ -347,7 +347,11 @@ def test_chains_at_every_tie(name: str) -> None:
         assert differences(name, TENSOR_AMAXES[label], 1, CHAINS[name]) == []
 
 
-@pytest.mark.parametrize("label", [*DAILY, "2688"])
+@pytest.mark.parametrize(
+    "label",
+    ["3.2 2^-118"]
+    + [pytest.param(label, marks=pytest.mark.nightly) for label in ("1", "4569.6", "2688")],
+)
 def test_chains_of_bfloat16(label: str) -> None:
     """Where a library computes in the type of x, its own chain; elsewhere that of float32."""
     amax = narrow(TENSOR_AMAXES[label])

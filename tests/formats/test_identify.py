@@ -1,5 +1,6 @@
 """`identify` names the preset of every recording of a library, and says where others depart."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -18,22 +19,11 @@ from tests.formats.stored import oracle, presets
 
 Codes = npt.NDArray[np.uint8]
 
-# One of each library, and each kind of recording: codes, values, NVFP4 with and without a tensor scale.
+# Each kind of recording: rows left out where the library raised, float32 scales, NVFP4.
 DAILY = (
-    "mx-compressed_tensors-0.20.1-e2m3",
-    "mx-deepgemm-54e22612-e2m1-ue8m0",
     "mx-gfloat-0.5.2-e2m1",
-    "mx-jax-0.10.2-e4m3-scaled_dot",
-    "mx-microxcaling-7bc41952-e2m1-nearest-flush",
-    "mx-modelopt-0.47.0-e4m3",
     "mx-quark-0.13-e2m1-floor",
-    "mx-qwix-0.1.8-mxfp4",
-    "mx-torchao-0.18.0-e3m2-even",
-    "mx-triton_kernels-018a674f-e5m2-round_up",
-    "mx-vllm_torch_fallback-00134422-e4m3",
     "nvfp4-qwix-0.1.8-nvfp4",
-    "nvfp4-te_ref-d0067d0d-16x16",
-    "nvfp4-torchao-0.18.0-two_level",
 )
 
 
@@ -112,7 +102,7 @@ def test_the_preset_of_a_recording_is_named(recording: str) -> None:
     named(recording, "f32", step=9)
 
 
-@pytest.mark.parametrize("recording", every(DAILY[::4]))
+@pytest.mark.parametrize("recording", every(("mx-quark-0.13-e2m1-floor",)))
 def test_the_preset_of_a_recording_in_bfloat16_is_named(recording: str) -> None:
     named(recording, "bf16", step=9)
 
@@ -137,10 +127,10 @@ def named(recording: str, dtype: str, *, step: int) -> None:
 @pytest.mark.parametrize(
     "recording",
     [
-        "mx-torchao-0.18.0-e2m1-rceil",
+        "mx-deepgemm-54e22612-e4m3-ue8m0",
         *(
             pytest.param(name, marks=pytest.mark.nightly)
-            for name in ("mx-gfloat-0.5.2-e4m3", "mx-deepgemm-54e22612-e4m3-ue8m0")
+            for name in ("mx-gfloat-0.5.2-e4m3", "mx-torchao-0.18.0-e2m1-rceil")
         ),
     ],
 )
@@ -200,9 +190,9 @@ def test_a_fault_that_no_preset_has() -> None:
 
 def test_a_fault_outside_of_the_sample_is_found() -> None:
     """In a tensor with more blocks than are sampled, each block is looked at in the end."""
-    x = normal(512, 128)
+    x = normal(256, 128)
     made = quantize(x, "te-mx-e4m3")
-    for place in [(0, 1), (201, 77), (500, 127)]:
+    for place in [(201, 77)]:
         codes = made.codes.copy()
         codes[place] ^= 1
         found = identify(x, codes, made.scales)
@@ -216,9 +206,9 @@ def test_a_fault_outside_of_the_sample_is_found() -> None:
     [
         ("te-mx-e4m3", (32, 32)),
         ("te-mx-e4m3", ("all", 1)),
-        ("te-nvfp4", (16, 1)),
+        pytest.param("te-nvfp4", (16, 1), marks=pytest.mark.nightly),
         ("te-nvfp4-rht", None),
-        ("te-nvfp4-rowscaled", None),
+        pytest.param("te-nvfp4-rowscaled", None, marks=pytest.mark.nightly),
         ("flamia-fp4-e8m0", None),
         ("quark-mx-ceil-e2m1", None),
     ],
@@ -271,12 +261,158 @@ def test_the_amax_of_a_larger_tensor() -> None:
     assert "te-nvfp4" in found.explained_by
 
 
-def test_bit_7_of_a_ue4m3_code_does_not_count() -> None:
-    x = normal(2, 16)
+def test_a_negative_scale_is_not_that_of_a_preset() -> None:
+    """Read as float8_e4m3fn it is negative: no UE4M3 code has bit 7 set, but for the NaN."""
+    x = normal(4, 32)
     made = quantize(x, "sage3-nvfp4")
-    assert "sage3-nvfp4" in identify(x, made.codes, made.scales | 0x80).explained_by
+    one = made.scales.copy()
+    one[2, 1] |= 0x80
+    for scales, count in ((made.scales | 0x80, "8 scales have"), (one, "1 scale has")):
+        found = identify(x, made.codes, scales)
+        assert found.explained_by == ()
+        assert f"{count} bit 7 set" in found.sentence
+        cleared = next(note for note in found.notes if "bit 7 of the scales cleared" in note)
+        assert "sage3-nvfp4" in cleared
+    x[1, 3] = np.nan
+    made = quantize(x, "flamia-fp4-ue4m3")
+    assert made.scales[1, 0] == 0x7F
+    scales = made.scales.copy()
+    scales[1, 0] = 0xFF
+    same = identify(x, made.codes, made.scales).explained_by
+    assert "flamia-fp4-ue4m3" in same
+    assert identify(x, made.codes, scales).explained_by == same
 
 
+def test_codes_of_32_bits_are_not_cut() -> None:
+    x, codes, scales = some()
+    with pytest.raises(ValueError, match="from 0 to 255"):
+        identify(x, codes.astype(np.uint32) + 256, scales)
+    assert identify(x, codes.astype(np.uint32), scales).identified
+
+
+def test_the_nearest_explains_the_most() -> None:
+    """Two faults that the sample may miss: the presets with one of them explain less."""
+    x = normal(256, 128)
+    x[3, 5] = -0.0
+    made = quantize(x, "te-nvfp4")
+    codes = made.codes.copy()
+    codes[7, 20] ^= 1
+    found = identify(x, codes, made.scales, tensor_scale=made.tensor_scale)
+    assert found.sampled < found.blocks
+    near = found.nearest[0]
+    assert "te-nvfp4" in (near.preset, *near.same)
+    assert (near.explained, near.of, near.at) == (2047, 2048, (7, 1))
+    assert [one.explained for one in found.nearest] == sorted(
+        (one.explained for one in found.nearest), reverse=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [("te-nvfp4", 16), pytest.param("torchao-mx-rceil-e2m1", 32, marks=pytest.mark.nightly)],
+)
+def test_a_code_that_fp4_lacks_is_named(name: str, of: int) -> None:
+    x = normal(64, 64)
+    made = quantize(x, name)
+    codes = made.codes.copy()
+    codes[5, 5] = 0x1F
+    found = identify(x, codes, made.scales)
+    assert not found.identified
+    assert "1 code is over 15, the largest of FP4: the first is 31 (0x1f) at [5, 5]" in found.notes
+    near = found.nearest[0]
+    assert PRESETS[near.preset].element.name == "e2m1"
+    assert (near.explained, near.at) == (64 * 64 // of - 1, (5, 0))
+    assert near.codes == (made.codes[5, 5], 0x1F)
+
+
+def test_only_presets_with_that_tensor_scale_are_the_same() -> None:
+    x = normal(16, 64)
+    made = quantize(x, "jax-nvfp4")
+    own = made.tensor_scale
+    assert own is not None
+    wrong = np.nextafter(own, np.float32(1))
+    near = identify(x, made.codes, made.scales, tensor_scale=wrong).nearest[0]
+    assert near.tensor_scales == (own.view(np.uint32), wrong.view(np.uint32))
+    assert "jax-nvfp4" in (near.preset, *near.same)
+    for name in (near.preset, *near.same):
+        scale = quantize(x, name).tensor_scale
+        assert scale is not None
+        assert scale.view(np.uint32) == own.view(np.uint32)
+
+
+def test_scales_in_float32_that_are_powers_are_tried_as_codes() -> None:
+    x, codes, scales = some(rows=32)
+    found = identify(x, codes, np.exp2(scales.astype(np.float32) - 127))
+    assert not found.identified
+    assert any("as E8M0 codes" in note and "-mx-e4m3" in note for note in found.notes)
+    first = found.nearest[0]
+    number = f"scale {2.0 ** (int(first.scales[0] >> 23) - 127)}, given"
+    assert number in first.sentence
+
+
+@pytest.mark.parametrize(
+    "name", ["te-nvfp4", pytest.param("torchao-mx-rceil-e2m1", marks=pytest.mark.nightly)]
+)
+def test_swapped_pairs_of_codes_are_named(name: str) -> None:
+    x = normal(32, 64)
+    made = quantize(x, name)
+    swapped = made.codes.reshape(32, -1, 2)[..., ::-1].reshape(32, 64)
+    found = identify(x, swapped, made.scales, tensor_scale=made.tensor_scale)
+    note = next(note for note in found.notes if "the codes of each pair swapped" in note)
+    assert note in found.sentence
+    assert name.split("-")[0] in note or "more" in note
+    assert PRESETS[found.nearest[0].preset].element.name == "e2m1"
+
+
+@pytest.mark.nightly
+def test_x_rounded_first_is_named() -> None:
+    x = normal(32, 64)
+    made = quantize(x.astype(ml_dtypes.bfloat16), "te-mx-e4m3")
+    found = identify(x, made.codes, made.scales)
+    assert not found.identified
+    assert any("if x is rounded to bfloat16 first" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        (
+            "te-mx-e4m3",
+            {"rule": "quotient", "quotient": "amax / 448", "scale_rounding": "toward_zero"},
+            "quotient amax / 448 and scale_rounding toward_zero",
+        ),
+        pytest.param(
+            *("te-mx-e4m3", {"rounding": "toward_zero"}, "with rounding toward_zero"),
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            *("te-nvfp4", {"zero_sign": "plus"}, "with zero_sign plus"), marks=pytest.mark.nightly
+        ),
+    ],
+)
+def test_one_change_of_a_preset_is_named(name: str, changes: Any, words: str) -> None:
+    x = normal(32, 64)
+    x[3, :4] = [-0.0, -1e-4, 0, 1e-4]
+    made = quantize(x, dataclasses.replace(PRESETS[name], name="mine", **changes))
+    found = identify(x, made.codes, made.scales)
+    assert not found.identified
+    assert any(words in note for note in found.notes)
+
+
+def test_the_block_is_said() -> None:
+    x = normal(64, 32)
+    made = quantize(x, "te-mx-e4m3", block=(32, 1))
+    assert identify(x, made.codes, made.scales).sentence.startswith("All 64 blocks of 32x1 are")
+
+
+def test_lists_are_taken() -> None:
+    x = normal(2, 32)
+    made = quantize(x, "te-mx-e4m3")
+    found = identify(x.tolist(), made.codes.tolist(), made.scales.tolist())
+    assert "te-mx-e4m3" in found.explained_by
+
+
+@pytest.mark.nightly
 def test_where_a_library_rounds_log2_either_scale_is_explained() -> None:
     x = normal(4, 32)
     x[2, 3] = np.uint32(0x45E00001).view(np.float32)  # 448 2^4, and a unit more
@@ -315,6 +451,8 @@ def some(name: str = "te-mx-e4m3", rows: int = 256, columns: int = 128) -> tuple
         (lambda x, c, s: (x, c[:, :-1], s), ValueError, "codes have shape"),
         (lambda x, c, s: (x[0], c[0], s[0]), ValueError, "rows, columns"),
         (lambda x, c, s: (x[:0], c[:0], s[:0]), ValueError, "no block to identify"),
+        (lambda x, c, s: (x, c, s.T), ValueError, "transposed they fit"),
+        (lambda x, c, s: (x, c[:, ::2], s), ValueError, "if they are FP4"),
         (lambda x, c, s: (x, c.astype(np.float32), s), TypeError, "codes are codes"),
         (lambda x, c, s: (x, -c.astype(np.int16), s), ValueError, "from 0 to 255"),
         (lambda x, c, s: (x, c, s.astype(np.float64)), TypeError, "scales are codes"),
@@ -329,8 +467,21 @@ def test_bad_input(change: Any, error: type[Exception], message: str) -> None:
 def test_bad_options() -> None:
     with pytest.raises(ValueError, match="in blocks"):
         identify(*some(), block=(7, 3))
-    with pytest.raises(ValueError, match="with a tensor scale"):
+    with pytest.raises(ValueError, match="leave tensor_scale out"):
         identify(*some(), tensor_scale=np.float32(1))
+    four = some("te-nvfp4")
+    with pytest.raises(ValueError, match=r"tensor_scale has shape \(7,\)"):
+        identify(*four, tensor_scale=np.ones(7, np.float32))
+    with pytest.raises(ValueError, match="tensor_scale has a NaN"):
+        identify(*four, tensor_scale=np.float32("nan"))
+    with pytest.raises(TypeError, match="tensor_amax takes"):
+        identify(*four, tensor_amax="x")
+    with pytest.raises(TypeError, match="tensor_amax takes"):
+        identify(*four, tensor_amax=1j)
+    with pytest.raises(ValueError, match=r"tensor_amax has shape \(3,\)"):
+        identify(*four, tensor_amax=np.ones(3))
+    with pytest.raises(ValueError, match="no float32 value"):
+        identify(*four, tensor_amax=1e39)
     with pytest.raises(TypeError, match="tensor_scale is float32"):
         identify(*some("te-nvfp4"), tensor_scale=3)
 
@@ -341,6 +492,7 @@ def one_form(name: str, x: npt.NDArray[np.float32]) -> BlockFormat:
     return ordinary_form(PRESETS[name].of_input(FP32), Facts.of(bits, amax), FP32)
 
 
+@pytest.mark.nightly
 def test_formats_that_are_taken_for_one_are_one() -> None:
     """Presets with one ordinary form give the same, for values that fill their range of it."""
     rng = np.random.default_rng(4)

@@ -1,5 +1,6 @@
 """numpy, eager JAX, compiled JAX and batched JAX give the same bits, wherever they run."""
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -25,7 +26,6 @@ from flamia_ref.formats import (
 )
 from flamia_ref.formats.rounding import RANDOM
 from tests.formats import points
-from tests.formats.representatives import REPRESENTATIVES
 
 BITS = np.concatenate(
     [points.float32_edges(), points.random_bits32(1024, 1), points.narrow_range(1300, 2)]
@@ -63,10 +63,29 @@ def test_jax_settings() -> None:
 DETERMINISTIC = [rounding for rounding in Rounding if rounding not in RANDOM]
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_encode_float32(name: str) -> None:
-    x, every = jnp.asarray(BITS), name in ("e4m3", "e2m1", "e8m0", "bf16")
-    for rounding in DETERMINISTIC if every else (Rounding.NEAREST_EVEN, Rounding.UP):
+def nightly_but(daily: Iterable[Any], cases: Iterable[Any] = PRESETS) -> list[Any]:
+    """Compiling takes seconds: a few cases of each kind daily."""
+    kept = set(daily)
+    return [
+        case
+        if case in kept
+        else pytest.param(*((case,) if isinstance(case, str) else case), marks=pytest.mark.nightly)
+        for case in cases
+    ]
+
+
+def with_every(*names: str) -> list[tuple[str, bool]]:
+    return [(name, every) for every in (False, True) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("name", "every"),
+    nightly_but([*((name, False) for name in FORMATS), ("e4m3", True)], with_every(*FORMATS)),
+)
+def test_encode_float32(name: str, every: bool) -> None:
+    """In one way, or in every rounding with every overflow."""
+    x = jnp.asarray(BITS)
+    for rounding in DETERMINISTIC if every else (Rounding.NEAREST_EVEN,):
         for overflow in Overflow if every else (Overflow.NATIVE,):
             ours = encode_bits(BITS, FORMATS[name], rounding=rounding, overflow=overflow)
             same(ours, encode_bits(x, FORMATS[name], rounding=rounding, overflow=overflow))
@@ -74,13 +93,17 @@ def test_encode_float32(name: str) -> None:
             np.testing.assert_array_equal(values, ours)
 
 
-@pytest.mark.parametrize("name", ["e4m3", "e2m1", "e8m0", "tf32", "fp32"])
+@pytest.mark.parametrize(
+    "name", nightly_but({"e4m3", "e8m0"}, ["e4m3", "e2m1", "e8m0", "tf32", "fp32"])
+)
 def test_encode_four_ways(name: str) -> None:
     four_ways(lambda x: encode(x, name), BITS.view(np.float32), with_x64=name == "e4m3")
     four_ways(lambda x: encode_bits(x, FORMATS[name], overflow="native"), BITS)
 
 
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize(
+    "dtype", [ml_dtypes.bfloat16, pytest.param(np.float16, marks=pytest.mark.nightly)]
+)
 def test_encode_narrow_inputs(dtype: type) -> None:
     x = np.arange(1 << 16, dtype=np.uint16).view(dtype)
     four_ways(lambda x: encode(x, "e4m3"), x)
@@ -88,7 +111,7 @@ def test_encode_narrow_inputs(dtype: type) -> None:
         same(encode(x, name), encode(jnp.asarray(x), name))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", nightly_but({"e4m3", "e8m0", "fp32"}, FORMATS))
 def test_encode_float64(name: str) -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal(500) * 2.0 ** rng.integers(-30, 30, 500)
@@ -100,17 +123,24 @@ def test_encode_float64(name: str) -> None:
             same(encode(x, name, rounding=rounding), encode(given, name, rounding=rounding))
 
 
-@pytest.mark.parametrize("width", [8, 16, 32])
-def test_encode_stochastic(width: int) -> None:
+@pytest.mark.parametrize(
+    ("width", "name"),
+    nightly_but(
+        {(8, "e4m3"), (16, "e8m0"), (32, "e2m1"), (32, "fp32")},
+        itertools.product((8, 16, 32), ("e4m3", "e2m1", "e8m0", "fp32")),
+    ),
+)
+def test_encode_stochastic(width: int, name: str) -> None:
     draws = np.random.default_rng(2).integers(0, 1 << width, BITS.shape, np.dtype(f"uint{width}"))
     x = BITS.view(np.float32)
-    for name in ("e4m3", "e2m1", "e8m0", "fp32"):
-        ours = encode(x, name, rounding="stochastic", random_bits=draws)
-        given = (jnp.asarray(x), name)
-        same(ours, encode(*given, rounding="stochastic", random_bits=jnp.asarray(draws)))
+    ours = encode(x, name, rounding="stochastic", random_bits=draws)
+    given = (jnp.asarray(x), name)
+    same(ours, encode(*given, rounding="stochastic", random_bits=jnp.asarray(draws)))
 
 
-@pytest.mark.parametrize("name", ["e4m3", "e2m1", "e8m0", "fp16", "fp32"])
+@pytest.mark.parametrize(
+    "name", nightly_but({"e4m3", "e8m0"}, ["e4m3", "e2m1", "e8m0", "fp16", "fp32"])
+)
 def test_exponent_offsets(name: str) -> None:
     shifts = np.random.default_rng(3).integers(-200, 201, BITS.shape, np.int32)
 
@@ -120,7 +150,7 @@ def test_exponent_offsets(name: str) -> None:
     four_ways(shifted, np.stack([BITS, shifts.view(np.uint32)]))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", nightly_but({"e4m3", "e5m2", "e8m0", "fp16"}, FORMATS))
 def test_decode(name: str) -> None:
     f = FORMATS[name]
     every = np.arange(1 << min(f.bits, 16), dtype=f.code_dtype)
@@ -141,16 +171,10 @@ def finite_and_odd(preset: BlockFormat, block: Any) -> tuple[Any, Any]:
     return finite.view(np.float32), np.concatenate([finite, odd]).view(np.float32)
 
 
-def nightly_but(daily: Iterable[str], names: Iterable[str] = PRESETS) -> list[Any]:
-    """Compiling a format takes seconds: a few of each kind daily."""
-    kept = set(daily)
-    nightly = pytest.mark.nightly
-    return [name if name in kept else pytest.param(name, marks=nightly) for name in names]
-
-
-TWO_CANDIDATES = {name for name in PRESETS if PRESETS[name].choice is not None}
 WITH_TENSOR_SCALE = [name for name in PRESETS if PRESETS[name].has_tensor_scale]
-FEW = {"te-mx-e4m3", "flamia-fp4-e8m0", "te-nvfp4-rowscaled"}
+FEW = {"te-mx-e4m3", "te-nvfp4-rowscaled"}
+# An E8M0 rule, a floor on amax, a Hadamard transform; test_quantize has square blocks and tensor scales.
+COMPILED = {"cudnn-mx-e4m3", "deepgemm-mx-e2m1", "te-nvfp4-rht"}
 
 
 def numbers(preset: BlockFormat, block: Any = None) -> Any:
@@ -159,27 +183,30 @@ def numbers(preset: BlockFormat, block: Any = None) -> Any:
     return np.where(np.isnan(odd), np.float32(3), odd) if preset.has_tensor_scale else odd
 
 
-@pytest.mark.parametrize("name", nightly_but({*REPRESENTATIVES} - TWO_CANDIDATES))
+@pytest.mark.parametrize("name", nightly_but(COMPILED))
 def test_quantize_compiled(name: str) -> None:
     x = numbers(PRESETS[name])
     jax.tree.map(same, quantize(x, name), jax.jit(lambda x: quantize(x, name))(jnp.asarray(x)))
 
 
 BLOCKS = [
-    (name, block)
-    if name == "te-mx-e4m3" or (name in FEW and block == preset.block)
-    else pytest.param(name, block, marks=pytest.mark.nightly)
+    (name, block, with_x64)
     for name, preset in PRESETS.items()
     for block in preset.blocks
+    for with_x64 in ((False, True) if name in FEW and block == preset.block else (False,))
+]
+DAILY_BLOCKS = [
+    ("te-mx-e4m3", (1, 32), True),
+    ("te-mx-e4m3", (32, 32), False),
+    ("te-nvfp4-rowscaled", (1, 16), False),
 ]
 
 
-@pytest.mark.parametrize(("name", "block"), BLOCKS, ids=str)
-def test_quantize(name: str, block: Any) -> None:
+@pytest.mark.parametrize(("name", "block", "with_x64"), nightly_but(DAILY_BLOCKS, BLOCKS), ids=str)
+def test_quantize(name: str, block: Any, with_x64: bool) -> None:
     preset = PRESETS[name]
     x = numbers(preset, block)
-    of_x64 = block == preset.block and name in FEW
-    four_ways(lambda x: quantize(x, name, block=block), x, with_x64=of_x64)
+    four_ways(lambda x: quantize(x, name, block=block), x, with_x64=with_x64)
     tensor = quantize(finite_and_odd(preset, block)[0], name, block=block)
     same(dequantize(tensor), dequantize(jax.tree.map(jnp.asarray, tensor)))
 
@@ -187,7 +214,9 @@ def test_quantize(name: str, block: Any) -> None:
 NARROW = [name for name in PRESETS if PRESETS[name].narrow]
 
 
-@pytest.mark.parametrize("name", nightly_but(REPRESENTATIVES, NARROW))
+@pytest.mark.parametrize(
+    "name", nightly_but({"compressedtensors-nvfp4", "quark-mx-ceil-e2m3"}, NARROW)
+)
 def test_quantize_bfloat16(name: str) -> None:
     """Presets that do something else there."""
     with np.errstate(all="ignore"):
@@ -196,12 +225,14 @@ def test_quantize_bfloat16(name: str) -> None:
 
 
 def test_quantize_bits() -> None:
-    four_ways(lambda x: quantize_bits(x, PRESETS["te-mx-e4m3"], (32, 1)), BITS[:, :45])
+    def ours(x: Any) -> Any:
+        return quantize_bits(x, PRESETS["te-mx-e4m3"], (32, 1))
+
+    x = BITS[:, :45]
+    jax.tree.map(same, ours(x), jax.jit(ours)(jnp.asarray(x)))
 
 
-@pytest.mark.parametrize(
-    "name", nightly_but({"te-nvfp4-rowscaled", "jax-nvfp4"}, WITH_TENSOR_SCALE)
-)
+@pytest.mark.parametrize("name", nightly_but({"te-nvfp4-rowscaled"}, WITH_TENSOR_SCALE))
 def test_a_tensor_amax_given(name: str) -> None:
     """Traced like x; rows have one each where the format scales each."""
     x = finite_and_odd(PRESETS[name], None)[0]
@@ -213,7 +244,7 @@ def test_a_tensor_amax_given(name: str) -> None:
     jax.tree.map(same, ours, theirs)
 
 
-@pytest.mark.parametrize("name", nightly_but(FEW))
+@pytest.mark.parametrize("name", nightly_but({"te-mx-e4m3"}))
 def test_a_block_tensor_passes_through_jax(name: str) -> None:
     x = jnp.asarray(points.narrow_range(48 * 64, 5).reshape(48, 64).view(np.float32))
     ours = quantize(np.asarray(x), name)
@@ -236,6 +267,7 @@ def test_quantize_narrow_inputs(dtype: type) -> None:
     same(quantize(x, "te-mx-e4m3").codes, quantize(jnp.asarray(x), "te-mx-e4m3").codes)
 
 
+@pytest.mark.nightly  # daily in test_layout_arrays
 def test_layouts() -> None:
     scales = points.random_bits32(2 * 130 * 9, 7).astype(np.uint8).reshape(2, 130, 9)
     four_ways(layout.tile_scales_128x4, scales)

@@ -32,9 +32,26 @@ SIGN = np.uint32(0x80000000)
 STOCHASTIC = (Rounding.STOCHASTIC, Rounding.STOCHASTIC_SUM)
 ROWS = 4  # of an example
 NEAREST = (Rounding.NEAREST_EVEN, Rounding.NEAREST_AWAY, Rounding.NEAREST_ZERO)
-SOME = settings(max_examples=12)
-# Daily a few presets that have every policy between them; nightly all.
-which = pytest.mark.parametrize("names", ["few", pytest.param("all", marks=pytest.mark.nightly)])
+
+
+def some(*strategies: Any) -> Callable[[Callable[..., None]], Callable[[str], None]]:
+    """A test of presets by examples: daily a few presets that have every policy between them; nightly all."""
+
+    def decorated(test: Callable[..., None]) -> Callable[[str], None]:
+        @pytest.mark.parametrize("names", ["few", pytest.param("all", marks=pytest.mark.nightly)])
+        def run(names: str) -> None:
+            @settings(max_examples=5 if names == "few" else 12)
+            @given(st.tuples(*strategies))
+            def examples(drawn: tuple[Any, ...]) -> None:
+                test(names, *drawn)
+
+            examples()
+
+        run.__name__, run.__doc__ = test.__name__, test.__doc__
+        return run
+
+    return decorated
+
 
 any_bits = arrays(np.uint32, (ROWS, 32), elements=st.integers(0, (1 << 32) - 1))
 sign_and_mantissa = st.integers(0, (1 << 24) - 1)
@@ -147,9 +164,7 @@ def test_nearest_roundings_stay_within_half_a_spacing(name: str, bits: Bits) -> 
 # Blocks.
 
 
-@which
-@SOME
-@given(any_bits, st.permutations(range(16)))
+@some(any_bits, st.permutations(range(16)))
 def test_a_permutation_inside_a_block_permutes_codes(
     names: str, bits: Bits, order: list[int]
 ) -> None:
@@ -164,9 +179,7 @@ def test_a_permutation_inside_a_block_permutes_codes(
         np.testing.assert_array_equal(one.codes[:, whole], other.codes, name)
 
 
-@which
-@SOME
-@given(any_bits)
+@some(any_bits)
 def test_other_blocks_do_not_count(names: str, bits: Bits) -> None:
     """A row alone gives its codes in company. Any bits; the amax of the tensor is given."""
     for name, f in presets(names).items():
@@ -180,9 +193,7 @@ def test_other_blocks_do_not_count(names: str, bits: Bits) -> None:
 ZERO_OVER_ZERO = {"jax-nvfp4", "qwix018-nvfp4", "flashinfer-nvfp4"}
 
 
-@which
-@SOME
-@given(ordinary_rows())
+@some(ordinary_rows())
 def test_negation_flips_signs(names: str, bits: Bits) -> None:
     """Scales stay. Codes that are not zero flip; zeros do where they keep the sign of the element."""
     for name, f in presets(names, lambda f: f.signs is None).items():
@@ -197,9 +208,7 @@ def test_negation_flips_signs(names: str, bits: Bits) -> None:
         np.testing.assert_array_equal(one.codes[flips] ^ sign, other.codes[flips], name)
 
 
-@which
-@SOME
-@given(ordinary_rows())
+@some(ordinary_rows())
 def test_order_is_kept_inside_a_block(names: str, bits: Bits) -> None:
     """x <= y gives values in the same order, for finite values in every preset without a transform."""
     for name, f in presets(names, lambda f: f.signs is None).items():
@@ -218,9 +227,7 @@ def test_order_is_kept_inside_a_block(names: str, bits: Bits) -> None:
 SMALLEST_AMAX = {"deepgemm-mx-e4m3", "deepgemm-mx-e2m1"}  # amax counts as 1e-4 at least
 
 
-@which
-@SOME
-@given(ordinary_rows(low=90, high=150), st.integers(-20, 20))
+@some(ordinary_rows(low=90, high=150), st.integers(-20, 20))
 def test_a_power_of_two_shifts_only_the_scale(names: str, bits: Bits, k: int) -> None:
     """Far from the ends of the range: E8M0 codes move by k, element codes stay.
 
@@ -242,9 +249,7 @@ def test_a_power_of_two_shifts_only_the_scale(names: str, bits: Bits, k: int) ->
         assert same.all(), name
 
 
-@which
-@SOME
-@given(ordinary_rows(low=110, high=140), st.integers(-20, 20))
+@some(ordinary_rows(low=110, high=140), st.integers(-20, 20))
 def test_a_power_of_two_shifts_only_the_tensor_scale(names: str, bits: Bits, k: int) -> None:
     """NVFP4 with a tensor scale: that moves, block scales and element codes stay.
 
@@ -276,9 +281,7 @@ def again(x: npt.NDArray[np.float32], f: BlockFormat) -> tuple[Any, Any]:
     return once, dequantize(quantize(once, f))
 
 
-@which
-@SOME
-@given(ordinary_rows(low=100, high=150, span=25))
+@some(ordinary_rows(low=100, high=150, span=25))
 def test_quantizing_again_changes_nothing(names: str, bits: Bits) -> None:
     """Scales that are powers of two, away from the ends of the range.
 
@@ -337,9 +340,7 @@ def test_a_subnormal_scale_does_not_come_back() -> None:
 # Errors.
 
 
-@which
-@SOME
-@given(ordinary_rows(low=100, high=150, span=25))
+@some(ordinary_rows(low=100, high=150, span=25))
 def test_errors_of_blocks(names: str, bits: Bits) -> None:
     """Half a step of the element's binade, times the scale, unless it saturates; a whole step toward zero.
 
@@ -377,7 +378,11 @@ def compiled(name: str) -> tuple[Any, Any]:
     return jax.jit(lambda x: quantize(x, name)), jax.jit(dequantize)
 
 
-@pytest.mark.parametrize("name", ["te-nvfp4", "jax-mx-e4m3", "deepgemm-mx-e2m1"])
+@pytest.mark.parametrize(
+    "name",
+    ["te-nvfp4"]
+    + [pytest.param(n, marks=pytest.mark.nightly) for n in ("jax-mx-e4m3", "deepgemm-mx-e2m1")],
+)
 @settings(max_examples=30)
 @given(any_bits)
 def test_numpy_and_jitted_jax_agree(name: str, bits: Bits) -> None:

@@ -6,6 +6,7 @@ they are called.
 
 import importlib.metadata
 import os
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -17,6 +18,20 @@ Codes = npt.NDArray[np.uint8]
 
 # What the presets are of. The extra `libraries` of pyproject.toml installs the same.
 VERSIONS = {"torch": "2.13.0", "torchao": "0.18.0", "gfloat": "0.5.2", "jax": "0.10.2"}
+
+
+REQUIRED = bool(os.environ.get("FLAMIA_LIVE_REQUIRED"))
+
+
+def daily(cases: Iterable[Any], *kept: Any) -> list[Any]:
+    """Parameters of a test: those kept daily, the others nightly; `make live` runs all."""
+    return [
+        pytest.param(
+            *((case,) if isinstance(case, str) else case),
+            marks=() if REQUIRED or case in kept else pytest.mark.nightly,
+        )
+        for case in cases
+    ]
 
 
 class Encoded(NamedTuple):

@@ -5,6 +5,7 @@ its own for it, and `encode` has the device's (test_recorded_casts.py). To E8M0 
 can be near to is compared: positive, and not below the smallest power and a half.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from flamia_ref.formats import encode
-from tests.formats.live import inputs
+from tests.formats.live import inputs, libraries
 
 TYPES = {
     "e4m3": ml_dtypes.float8_e4m3fn,
@@ -54,8 +55,13 @@ def test_ml_dtypes(target: str, dtype: str, record_property: Record) -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", inputs.FLOATS)
-@pytest.mark.parametrize("target", ["e4m3", "e5m2", "e2m1", "e8m0"])
+@pytest.mark.parametrize(
+    ("target", "dtype"),
+    libraries.daily(
+        itertools.product(("e4m3", "e5m2", "e2m1", "e8m0"), inputs.FLOATS),
+        *(("e4m3", "f32"), ("e5m2", "bf16"), ("e2m1", "f16"), ("e8m0", "f32")),
+    ),
+)
 def test_jax(target: str, dtype: str, record_property: Record) -> None:
     jnp = pytest.importorskip("jax.numpy")
     check(

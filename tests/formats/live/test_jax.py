@@ -13,14 +13,14 @@ libraries.need("jax")
 Record = Callable[[str, object], None]
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", libraries.daily(("f32", "bf16"), "f32"))
 def test_mx(dtype: str, record_property: Record) -> None:
     for count in (64, 12_000):  # XLA compiles reductions of few rows in another way
         x = inputs.blocks(inputs.generator("jax-mx", dtype), inputs.FLOATS[dtype], count)
         same(x[None], "jax-mx-e4m3", libraries.jax_mx, record_property)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", libraries.daily(("f32", "bf16"), "bf16"))
 def test_nvfp4(dtype: str, record_property: Record) -> None:
     x = inputs.tensors(inputs.generator("jax-nvfp4", dtype), inputs.FLOATS[dtype], 160)
     for tensors in (x, inputs.joined(x)):
