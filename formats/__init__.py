@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from flamia_ref.formats.block import Subnormals as Subnormals
     from flamia_ref.formats.block import TensorExtent as TensorExtent
     from flamia_ref.formats.block import ZeroSign as ZeroSign
+    from flamia_ref.formats.block_tensors import BlockTensor as BlockTensor
     from flamia_ref.formats.blocks import encode_blocks as encode_blocks
     from flamia_ref.formats.blocks import quantize_bits as quantize_bits
     from flamia_ref.formats.contract import in_contract as in_contract
+    from flamia_ref.formats.dequantizer import dequantize as dequantize
     from flamia_ref.formats.diagnosis.comparison import Boundaries as Boundaries
     from flamia_ref.formats.diagnosis.comparison import Comparison as Comparison
     from flamia_ref.formats.diagnosis.comparison import compare as compare
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
     from flamia_ref.formats.error_measures import QuantizationError as QuantizationError
     from flamia_ref.formats.error_measures import error as error
     from flamia_ref.formats.presets import PRESETS as PRESETS
-    from flamia_ref.formats.quantizer import BlockTensor as BlockTensor
-    from flamia_ref.formats.quantizer import dequantize as dequantize
     from flamia_ref.formats.quantizer import quantize as quantize
     from flamia_ref.formats.rounding import Overflow as Overflow
     from flamia_ref.formats.rounding import Rounding as Rounding
@@ -81,7 +81,9 @@ else:
             "error_measures": ["ErrorMeasures", "QuantizationError", "error"],
             "layout": [],
             "presets": ["PRESETS"],
-            "quantizer": ["BlockTensor", "dequantize", "quantize"],
+            "block_tensors": ["BlockTensor"],
+            "dequantizer": ["dequantize"],
+            "quantizer": ["quantize"],
             "rounding": ["Overflow", "Rounding"],
             "scalar": [
                 "BF16",

@@ -48,11 +48,11 @@ def quantize_bits(
     Raises TypeError for bits that are not uint32, ValueError for fewer than two axes.
     """
     check_type("bits", bits, np.uint32)
-    found = quantize_values(bits, block_format, block)
+    found = quantize_values(bits, block_format, block, general=True)
     return found.codes, found.scales
 
 
-@_backend.jit(static=("block_format", "block", "source"))
+@_backend.jit(static=("block_format", "block", "source", "general"))
 def quantize_values(
     bits: Array,
     block_format: BlockFormat,
@@ -61,6 +61,7 @@ def quantize_values(
     source: ScalarFormat = FP32,
     tensor_amax: Array | None = None,
     random_bits: Array | None = None,
+    general: bool = False,
 ) -> Quantized:
     """What `quantize_bits` does, for every format.
 
@@ -70,11 +71,12 @@ def quantize_values(
         source: the type that x had, where the format computes in it.
         tensor_amax: float32 bits that broadcast against `bits`; None for that of x.
         random_bits: for stochastic rounding, as in `encode`.
+        general: never the fast way, whose programs hold more primitives and float32 arithmetic.
     """
     if bits.ndim < 2:
         raise ValueError(f"quantize_bits takes [..., rows, columns], not shape {bits.shape}")
     block_format = block_format.of_input(source)
-    if quick(block_format) and random_bits is None and _is_one(tensor_amax):
+    if not general and quick(block_format) and random_bits is None and _is_one(tensor_amax):
         return _quick(bits, block_format, block, tensor_amax)
     if bits.dtype == np.uint16:
         bits = bits.astype(np.uint32) << np.uint32(16)

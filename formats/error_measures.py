@@ -12,9 +12,11 @@ import numpy.typing as npt
 from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref.formats.block import BlockFormat
+from flamia_ref.formats.block_tensors import BlockTensor
+from flamia_ref.formats.dequantizer import dequantize
 from flamia_ref.formats.encoding import as_matrices, decode, source_bits
 from flamia_ref.formats.hadamard import transformed
-from flamia_ref.formats.quantizer import BlockTensor, dequantize, quantize
+from flamia_ref.formats.quantizer import quantize
 from flamia_ref.formats.scalar import BF16, FP16, FP32, ScalarFormat
 
 SCHEMA = "flamia-ref quantization error"

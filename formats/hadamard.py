@@ -45,7 +45,7 @@ def transformed(bits: Array, signs: tuple[int, ...], source: ScalarFormat = FP32
         return _in_parts(bits, signs, source)
     xp = _backend.namespace(bits)
     x = bits.reshape((*outer, columns // WIDTH, WIDTH))
-    quarters = _quarters(signs).view(np.uint32)
+    quarters = _quarters(signs).view(np.uint32).reshape((WIDTH, *(1,) * (x.ndim - 1), WIDTH))
     total = None
     narrow = source is not FP32
     x = _float32.flush(x) if narrow else x

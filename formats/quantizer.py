@@ -1,8 +1,5 @@
-"""Blocks with shared scales: `quantize`, `dequantize` and `BlockTensor`."""
+"""From values to codes and scales: `quantize`."""
 
-import dataclasses
-import operator
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -12,6 +9,7 @@ from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
 from flamia_ref._errors import shown
 from flamia_ref.formats.block import Block, BlockFormat, NanPolicy, PartialBlock, TensorExtent
+from flamia_ref.formats.block_tensors import BlockTensor
 from flamia_ref.formats.blocks import (
     Quantized,
     amax_of_tensor,
@@ -20,20 +18,16 @@ from flamia_ref.formats.blocks import (
     quick,
     scales_of_amax,
 )
-from flamia_ref.formats.elements import scale_factor, value_bits
+from flamia_ref.formats.elements import scale_factor
 from flamia_ref.formats.encoding import (
-    as_codes,
     as_floats,
     as_matrices,
-    by_chunks,
-    decode,
     source_bits,
 )
 from flamia_ref.formats.parts import quantize_array
 from flamia_ref.formats.presets import PRESETS
-from flamia_ref.formats.scalar import BF16, E8M0, FP16, FP32, ScalarFormat
+from flamia_ref.formats.scalar import BF16, FP16, FP32, ScalarFormat
 from flamia_ref.formats.scales import tensor_scale_bits
-from flamia_ref.formats.values import power_values
 
 _PART = 1 << 18  # elements of a numpy array that are quantized at once
 _LARGE, _THREADS = 1 << 20, 8  # elements from which threads share the work, and how many at most
@@ -41,54 +35,6 @@ _SOURCES: dict[Any, ScalarFormat] = {
     np.dtype(ml_dtypes.bfloat16): BF16,
     np.dtype(np.float16): FP16,
 }
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BlockTensor:
-    """A tensor in a block format. A pytree once JAX is in use; compare its arrays, not itself.
-
-    Attributes:
-        codes: element codes [..., rows, columns].
-        scales: scale codes [..., ceil(rows / r), ceil(columns / c)] for a block of (r, c).
-        tensor_scale: float32, one of the whole tensor, of shape (), or one of each row, [..., rows, 1]; None for
-            formats without one.
-        format: the block format.
-        block: rows and columns that share a scale, as numbers.
-
-    Raises TypeError for a `format` that is no `BlockFormat`, ValueError for a `block` that is not
-    two integers.
-    """
-
-    codes: Array
-    scales: Array
-    tensor_scale: Array | None = None
-    format: BlockFormat
-    block: tuple[int, int]
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.format, BlockFormat):
-            raise TypeError(f"format is a BlockFormat, not {shown(self.format)}")
-        try:
-            rows, columns = map(operator.index, self.block)
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"block is (rows, columns) in numbers, not {shown(self.block)}; quantize"
-                ' resolves "all"'
-            ) from None
-        object.__setattr__(self, "block", (rows, columns))
-        _backend.register_value_type(
-            BlockTensor, data=("codes", "scales", "tensor_scale"), meta=("format", "block")
-        )
-
-    @property
-    def T(self) -> "BlockTensor":
-        """The transposed tensor: the same codes and scales, seen along the other axis. Views in numpy."""
-        return dataclasses.replace(
-            self,
-            codes=self.codes.swapaxes(-1, -2),
-            scales=self.scales.swapaxes(-1, -2),
-            block=self.block[::-1],
-        )
 
 
 def quantize(
@@ -359,114 +305,3 @@ def _float32_values(values: Array) -> Array:
             "x has float64 values that float32 lacks; round them first: astype(float32)"
         )
     return _backend.namespace(values).asarray(narrow)
-
-
-def dequantize(block_tensor: BlockTensor, dtype: Any = np.float32) -> Array:
-    """The values of a block tensor: code value times scale value, times or over the tensor scale.
-
-    Args:
-        block_tensor: with codes [..., rows, columns] and one scale for each block.
-        dtype: float32, or float64, which is always numpy. Without a tensor scale both are exact but
-            for values of 2^128 and more, infinity in float32; with one the exact value is rounded
-            once to float32, and to float64 where it is divided by the tensor scale.
-
-    Returns:
-        Values of the shape of the codes; NaN where the element or the scale is NaN.
-
-    Raises:
-        TypeError: for what is no `BlockTensor`, codes that are not integers, another dtype, or
-            float64 of a traced tensor.
-        ValueError: for scales whose shape does not fit, codes outside their format, or a tensor
-            scale that is missing, of another shape, or one too many.
-    """
-    if not isinstance(block_tensor, BlockTensor):
-        raise TypeError(f"dequantize takes a BlockTensor, not a {type(block_tensor).__name__}")
-    wanted = np.dtype(dtype)
-    if wanted not in (np.float32, np.float64):
-        raise TypeError(f"dequantize gives float32 or float64, not {wanted}")
-    block_format, (rows, columns) = block_tensor.format, block_tensor.block
-    codes = as_codes(block_tensor.codes, block_format.element)
-    scales = as_codes(block_tensor.scales, block_format.scale, "scales")
-    if codes.ndim < 2 or rows < 1 or columns < 1:
-        raise ValueError(f"codes {codes.shape} in blocks {block_tensor.block} are no block tensor")
-    *batch, height, width = codes.shape
-    expected = (*batch, -(-height // rows), -(-width // columns))
-    if scales.shape != expected:
-        raise ValueError(
-            f"scales have shape {scales.shape}; codes {codes.shape} in blocks of"
-            f" {block_tensor.block} have {expected}"
-        )
-    if wanted == np.float64 and (_backend.is_traced(codes) or _backend.is_traced(scales)):
-        raise TypeError("float64 values are numpy, and a traced tensor has none; ask for float32")
-    tensor_scale = _tensor_scale(block_tensor, codes.shape)
-    if (
-        wanted == np.float32
-        and _has_power_values(block_format)
-        and _backend.uses_jax(codes, scales)
-    ):
-        return power_values(codes, scales, block_format.element, (rows, columns))
-    spread = _spread(scales, rows, columns, codes.shape)
-    if wanted == np.float64:
-        values = decode(codes, block_format.element, np.float64)
-        values = values * decode(spread, block_format.scale, np.float64)
-        if tensor_scale is None:
-            return values
-        factor = _backend.host(tensor_scale).astype(np.float64)
-        with np.errstate(all="ignore"):
-            return values / factor if block_format.tensor_divides else values * factor
-    if tensor_scale is None:
-        return by_chunks(lambda part, scale: _dequantize(part, scale, block_format), codes, spread)
-    return _dequantize_scaled(codes, spread, tensor_scale, block_format)
-
-
-def _has_power_values(block_format: BlockFormat) -> bool:
-    element, scale = block_format.element, block_format.scale
-    return (
-        scale is E8M0 and element.signed and element.bits <= 8 and not block_format.has_tensor_scale
-    )
-
-
-def _tensor_scale(block_tensor: BlockTensor, shape: tuple[int, ...]) -> Array | None:
-    """The tensor scale as it broadcasts against codes of that shape."""
-    name, given = block_tensor.format.name, block_tensor.tensor_scale
-    if block_tensor.format.has_tensor_scale != (given is not None):
-        raise ValueError(
-            f"{name} has {'a' if given is None else 'no'} tensor scale; the block tensor has"
-            f" {'none' if given is None else 'one'}"
-        )
-    if given is None:
-        return None
-    scale = as_floats(given, "tensor_scale")
-    if scale.dtype != np.float32:
-        raise TypeError(f"tensor_scale is float32, not {scale.dtype}")
-    sizes = (1,) * (len(shape) - scale.ndim) + tuple(scale.shape)
-    if (
-        len(sizes) != len(shape)
-        or sizes[-1] != 1
-        or any(a not in (1, b) for a, b in zip(sizes, shape, strict=True))
-    ):
-        raise ValueError(
-            f"tensor_scale has shape {tuple(scale.shape)}; codes {shape} take (), or [..., rows, 1]"
-        )
-    return scale.reshape(sizes)
-
-
-@_backend.jit(static=("block_format",))
-def _dequantize(codes: Array, scales: Array, block_format: BlockFormat) -> Array:
-    return _backend.from_bits(value_bits(codes, scales, block_format), np.float32)
-
-
-@_backend.jit(static=("block_format",))
-def _dequantize_scaled(
-    codes: Array, scales: Array, tensor_scale: Array, block_format: BlockFormat
-) -> Array:
-    operation = _float32.divide if block_format.tensor_divides else _float32.multiply
-    value = operation(value_bits(codes, scales, block_format), _backend.bits(tensor_scale))
-    return _backend.from_bits(value, np.float32)
-
-
-def _spread(per_block: Array, rows: int, columns: int, shape: tuple[int, ...]) -> Array:
-    """One value a block [..., down, across] repeated for each of its elements."""
-    xp = _backend.namespace(per_block)
-    repeated = xp.repeat(xp.repeat(per_block, rows, axis=-2), columns, axis=-1)
-    return repeated[..., : shape[-2], : shape[-1]]
