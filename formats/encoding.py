@@ -135,6 +135,11 @@ def _random(given: Any, rounding: Rounding, shape: tuple[int, ...]) -> Array | N
         return None
     if given is None:
         raise ValueError(f"rounding {rounding.value!r} needs random_bits: uint8, uint16 or uint32")
+    return as_random(given, shape)
+
+
+def as_random(given: Any, shape: tuple[int, ...]) -> Array:
+    """Random bits as an array of that shape. Raises TypeError for other types, ValueError for another shape."""
     drawn = _backend.plain("random_bits", given)
     if drawn.dtype not in (np.uint8, np.uint16, np.uint32):
         raise TypeError(f"random_bits are uint8, uint16 or uint32, not {type_of(drawn)}")

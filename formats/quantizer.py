@@ -22,6 +22,7 @@ from flamia_ref.formats.elements import scale_factor
 from flamia_ref.formats.encoding import (
     as_floats,
     as_matrices,
+    as_random,
     source_bits,
 )
 from flamia_ref.formats.parts import quantize_array
@@ -77,7 +78,7 @@ def quantize(
     _check_partial(values.shape, extents, block_format)
     values = _float32_values(values)
     amax = _checked_amax(tensor_amax, values, block_format)
-    drawn = _checked_random(random_bits, values)
+    drawn = None if random_bits is None else as_random(random_bits, values.shape)
     if _goes_by_rows(values, extents, block_format, amax, drawn):
         found = _by_rows(values, block_format, extents, amax)
     else:
@@ -145,19 +146,6 @@ def _checked_amax(given: Any, values: Array, block_format: BlockFormat) -> Array
         if wrong.size:
             raise ValueError(f"tensor_amax is {wrong.ravel()[0]}; it must be finite and 0 or more")
     return (source_bits(amax) & _float32.MAGNITUDE).reshape(shape)  # -0 is 0
-
-
-def _checked_random(given: Any, values: Array) -> Array | None:
-    if given is None:
-        return None
-    drawn = _backend.plain("random_bits", given)
-    if drawn.dtype not in (np.uint8, np.uint16, np.uint32):
-        raise TypeError(f"random_bits are uint8, uint16 or uint32, not {drawn.dtype}")
-    if drawn.shape != values.shape:
-        raise ValueError(
-            f"random_bits have shape {drawn.shape}; give them that of x, {values.shape}"
-        )
-    return drawn
 
 
 def _goes_by_rows(

@@ -14,8 +14,3 @@ ROWS_OF_16: tuple[Block, ...] = ((1, 16),)
 CODE_0_FLUSHES = ((0, math.inf),)  # elements of a block with scale code 0 are multiplied by 0
 BLOCKS_ON_CPU = "run on CPU: 2043 blocks of 32 in float32 and in bfloat16"
 TENSORS_ON_CPU = "run on CPU: 19 tensors of 32x64 in float32 and in bfloat16"
-
-
-def sign_in_nan(element: ScalarFormat) -> tuple[int, int]:
-    """NaN codes with and without the sign bit, as IEEE conversions keep it."""
-    return element.nan_code, element.nan_code | element.sign_code

@@ -1,5 +1,7 @@
 """DeepGEMM per_token_cast_to_fp8 and per_token_cast_to_fp4 with UE8M0 scales."""
 
+from typing import Any
+
 from flamia_ref.evidence import Evidence
 from flamia_ref.formats.block import BlockFormat, NanPolicy, ScaleRule, ZeroSign
 from flamia_ref.formats.libraries.common import BLOCKS_ON_CPU, ROWS_OF_32
@@ -7,7 +9,7 @@ from flamia_ref.formats.rounding import Rounding
 from flamia_ref.formats.scalar import E2M1, E4M3, E8M0, ScalarFormat
 
 
-def _mx(element: ScalarFormat, function: str, **changes: object) -> BlockFormat:
+def _mx(element: ScalarFormat, function: str, **changes: Any) -> BlockFormat:
     return BlockFormat(
         name=f"deepgemm-mx-{element.name}",
         element=element,
@@ -24,7 +26,7 @@ def _mx(element: ScalarFormat, function: str, **changes: object) -> BlockFormat:
         source=f"DeepGEMM deep_gemm/utils/math.py, {function}(use_ue8m0=True, gran_k=32), {BLOCKS_ON_CPU}",
         version="54e2261",
         evidence=Evidence.MEASURED,
-        **changes,  # type: ignore[arg-type]
+        **changes,
     )
 
 

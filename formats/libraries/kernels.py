@@ -5,6 +5,7 @@ import math
 from flamia_ref.evidence import Evidence
 from flamia_ref.formats.block import BlockFormat, NanPolicy, PartialBlock, ScaleRule, Subnormals
 from flamia_ref.formats.libraries.common import (
+    CODE_0_FLUSHES,
     MX_ELEMENTS,
     ROWS_OF_16,
     ROWS_OF_32,
@@ -99,7 +100,7 @@ FORMATS = (
         blocks=((1, 16), (16, 1)),
         quotient="amax / 6",
         scaled="x * (1 / scale)",
-        scale_values=((0, math.inf),),
+        scale_values=CODE_0_FLUSHES,
         nan=NanPolicy.IGNORE,
         source="SageAttention sageattn3 quantization/fp4_quantization_4d.cu",
         version="d1a57a5",

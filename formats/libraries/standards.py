@@ -1,10 +1,8 @@
 """OCP MX with its floor scales, and this project's own formats."""
 
-import math
-
 from flamia_ref.evidence import Evidence
 from flamia_ref.formats.block import BlockFormat, NanPolicy, ScaleRule
-from flamia_ref.formats.libraries.common import MX_BLOCKS, MX_ELEMENTS, ROWS_OF_16
+from flamia_ref.formats.libraries.common import CODE_0_FLUSHES, MX_BLOCKS, MX_ELEMENTS, ROWS_OF_16
 from flamia_ref.formats.scalar import E2M1, E8M0, UE4M3, ScalarFormat
 
 
@@ -54,7 +52,7 @@ FORMATS = (
         scaled="x / scale",
         nan=NanPolicy.PROPAGATE,
         nan_scale=UE4M3.nan_code,
-        scale_values=((0, math.inf),),
+        scale_values=CODE_0_FLUSHES,
         source="our choice within arXiv:2611.03344, an abstract",
         version="1",
         evidence=Evidence.ASSUMED,

@@ -7,6 +7,7 @@ from flamia_ref.evidence import Evidence
 from flamia_ref.formats.block import BlockFormat, NanPolicy, ScaleRule
 from flamia_ref.formats.libraries.common import (
     BLOCKS_ON_CPU,
+    CODE_0_FLUSHES,
     ROWS_OF_16,
     ROWS_OR_COLUMNS_OF_32,
     TENSORS_ON_CPU,
@@ -68,7 +69,7 @@ def _nvfp4(rounding: str) -> BlockFormat:
         blocks=ROWS_OF_16,
         quotient="amax / 6",
         scaled="x * (1 / scale)",
-        scale_values=((0, math.inf),),
+        scale_values=CODE_0_FLUSHES,
         nan=NanPolicy.PROPAGATE,
         nan_scale=UE4M3.nan_code,
         nan_codes=(0x07, 0x0F, 0x07),
