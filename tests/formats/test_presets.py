@@ -36,7 +36,9 @@ def test_every_preset_equals_its_recording(recording: str, dtype: str) -> None:
 def test_every_recorded_preset_is_measured() -> None:
     for name, preset in PRESETS.items():
         recorded = name in BY_PRESET or name == "jax-mx-jit-e4m3"  # by other keys of a file
-        assert (preset.evidence == "measured") == recorded, name
+        # Of Transformer Engine's NVFP4 the reference is recorded, not the kernel that it stands for.
+        expected = recorded and not name.startswith("te-nvfp4")
+        assert (preset.evidence == "measured") == expected, name
 
 
 def test_what_jax_does_differently_under_jit() -> None:
