@@ -159,13 +159,19 @@ def sink_sums(sink: Array, base: Array, delta: Array, dead: Array, *, recipe: Re
     [tiles], ascending, from [tiles, rows]; `sink` [tiles]."""
     xp = _backend.namespace(base, delta)
     parts = row_end.sink_parts(sink[:, None], recipe.softmax)
+    p = sink_probabilities(parts, base, sink[:, None], recipe)
+    terms = xp.where(dead, np.uint32(0), _float32.multiply(p, delta))
+    return reductions.reduce(terms, REDUCTIONS["ascending"], 1)
+
+
+def sink_probabilities(parts: row_end.Sink, base: Array, sink: Array, recipe: Recipe) -> Array:
+    """P of a sink relative to the base of rows. All broadcast."""
+    xp = _backend.namespace(base, sink)
     if _splits(recipe):
         p = softmax.raised(parts.es, parts.ns, base)
     else:
         p = special.exp2_bits(_float32.subtract(parts.u, base), model=recipe.softmax.exp2)
-    p = xp.where(sink[:, None] == softmax.NEGATIVE_INFINITY, np.uint32(0), p)
-    terms = xp.where(dead, np.uint32(0), _float32.multiply(p, delta))
-    return reductions.reduce(terms, REDUCTIONS["ascending"], 1)
+    return xp.where(sink == softmax.NEGATIVE_INFINITY, np.uint32(0), p)
 
 
 @_backend.jit
@@ -267,7 +273,7 @@ def _with_products(
     visible = (
         pairs_visible(work.key_start, work.least, work.last, s.shape[2]) & ~values.dead[:, :, None]
     )
-    p = _probabilities(scores, visible, values.base, factors.c, recipe)
+    p = pair_probabilities(scores, visible, values.base, factors.c, recipe)
     terms = xp.where(visible, _float32.multiply(p, dp), np.uint32(0))
     new = softmax.carried(sums, terms, recipe.softmax)
     return xp.where(work.skipped[:, None, None], sums, new)
@@ -281,7 +287,7 @@ def whole_delta(sums: Array, rest: Array, dead: Array) -> Array:
     return xp.where(dead, np.uint32(0), delta)
 
 
-def _probabilities(s: Array, visible: Array, base: Array, c: Array, recipe: Recipe) -> Array:
+def pair_probabilities(s: Array, visible: Array, base: Array, c: Array, recipe: Recipe) -> Array:
     """P of the backward relative to `base` [tiles, rows], from scores."""
     xp = _backend.namespace(s, base)
     base = base[:, :, None]
@@ -312,7 +318,7 @@ def _differences(
     visible = (
         pairs_visible(work.key_start, work.least, work.last, s.shape[2]) & ~values.dead[:, :, None]
     )
-    p = _probabilities(scores, visible, values.base, factors.c, recipe)
+    p = pair_probabilities(scores, visible, values.base, factors.c, recipe)
     delta = values.delta[:, :, None]
     if gradient.softmax_scale == "in_ds":
         distance = _float32.fma(dp, scale, _float32.negate(_float32.multiply(delta, scale)))

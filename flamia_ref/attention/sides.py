@@ -139,7 +139,7 @@ def over_channels(left: Rows, right: Rows, product: Product, guarded: Array | No
         right.shift,
         instruction=product.instruction,
         formats=(element(product.left), element(product.right)),
-        scaling=_scaling(product),
+        scaling=scaling_of(product),
         k_order=product.k_order,
     )
     if guarded is None or left.high is None or product.guard_instruction is None:
@@ -147,7 +147,7 @@ def over_channels(left: Rows, right: Rows, product: Product, guarded: Array | No
     return _with_guarded(s, left.high, right.high, guarded, instruction=product.guard_instruction)
 
 
-def _scaling(product: Product) -> Scaling | None:
+def scaling_of(product: Product) -> Scaling | None:
     """How the instruction of a product takes scales, None if it takes none."""
     scalings = INSTRUCTIONS[product.instruction].scalings
     if product.left.format in PRESETS:

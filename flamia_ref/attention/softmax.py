@@ -91,13 +91,12 @@ def probabilities(
     wide as the recipe's, so that it holds no column past the document's end where none is masked."""
     if softmax.mask_value is not None:
         s, visible = _with_mask_value(s, visible, softmax.mask_value)
-    match softmax.base:
-        case "integer_max":
-            return _integer_max(s, visible, row_max, c, softmax)
-        case "raw_max":
-            return _raw_max(s, visible, row_max, first, whole, c, softmax)
-        case "scaled_max":
-            return _scaled_max(s, visible, row_max, whole, c, softmax)
+    parts = split(s, c, softmax, emulated=True) if softmax.base == "integer_max" else None
+    n = None if parts is None else parts.n
+    new = advanced(s, visible, row_max, first, whole, c, softmax, n)
+    base = base_of(new, softmax)
+    p = _relative(s, visible, base, parts, c, softmax)
+    return Probabilities(p, new, rescale(row_max, new, first, c, softmax), base)
 
 
 def again(s: Array, visible: Array, base: Array, c: Array, softmax: Softmax) -> Array:
@@ -108,14 +107,16 @@ def again(s: Array, visible: Array, base: Array, c: Array, softmax: Softmax) -> 
     return _relative(s, visible, base, parts, c, softmax)
 
 
-def split(s: Array, c: Array, softmax: Softmax, *, emulated: bool = False) -> Split:
-    """n, and E where the recipe splits the exponent; in the forward some columns are emulated."""
+def split(
+    s: Array, c: Array, softmax: Softmax, *, emulated: bool = False, wanted: bool = True
+) -> Split:
+    """n, and E where the recipe splits the exponent, if `wanted`; in the forward some columns are emulated."""
     xp = _backend.namespace(s)
     t = _float32.multiply(s, c)
     n = _float32.ceil(t)
     n = xp.where(n == _float32.INFINITY, _float32.NAN, n)
     n = xp.where(_float32.is_zero(n), np.uint32(0), n)  # an integer zero has no sign
-    if softmax.exp2_argument != "split":
+    if softmax.exp2_argument != "split" or not wanted:
         return Split(n, None)
     x = _float32.fma(s, c, _float32.negate(n))  # in [-1, 0] up to the rounding of t
     e = _columns(x, softmax) if emulated else special.exp2_bits(x, model=softmax.exp2)
@@ -171,21 +172,64 @@ def _relative(
     return xp.where(visible, p, np.uint32(0))
 
 
-def _integer_max(
-    s: Array, visible: Array, row_max: Array, c: Array, softmax: Softmax
-) -> Probabilities:
-    xp = _backend.namespace(s, row_max)
-    parts = split(s, c, softmax, emulated=True)
-    largest = _float32.max_along(xp.where(visible, parts.n, NEGATIVE_INFINITY), axis=2)
+def advanced(
+    s: Array,
+    visible: Array,
+    row_max: Array,
+    first: Array,
+    whole: bool,
+    c: Array,
+    softmax: Softmax,
+    n: Array | None = None,
+) -> Array:
+    """The row maximum after a key tile. `n`: that of `split`, where the caller has it; the rest is as in
+    `probabilities`."""
+    match softmax.base:
+        case "integer_max":
+            n = split(s, c, softmax, wanted=False).n if n is None else n
+            return _integer_max(n, visible, row_max, softmax)
+        case "raw_max":
+            return _raw_max(s, visible, row_max, first, whole, c, softmax)
+        case "scaled_max":
+            return _scaled_max(s, visible, row_max, whole, c, softmax)
+
+
+def base_of(row_max: Array, softmax: Softmax) -> Array:
+    """What P is relative to at a row maximum."""
+    if softmax.base != "raw_max":
+        return row_max
+    return _backend.namespace(row_max).where(row_max == NEGATIVE_INFINITY, np.uint32(0), row_max)
+
+
+def rescale(row_max: Array, new: Array, first: Array, c: Array, softmax: Softmax) -> Array:
+    """What brings sums relative to the maximum `row_max` to `new`: an int32 exponent for an integer base, else a
+    float32 factor. `first` [tiles] as in `probabilities`."""
+    xp = _backend.namespace(row_max, new)
+    match softmax.base:
+        case "integer_max":
+            return _float32.to_int32(_float32.subtract(row_max, new))
+        case "raw_max":
+            distance = _float32.multiply(_float32.subtract(row_max, base_of(new, softmax)), c)
+            factor = special.exp2_bits(distance, model=softmax.exp2)
+            if softmax.rescale_threshold:
+                finite = (row_max & _float32.MAGNITUDE) < _float32.INFINITY
+                factor = xp.where((new == row_max) & finite, _float32.ONE, factor)
+            return xp.where(first[:, None], np.uint32(0), factor)
+        case "scaled_max":
+            distance = xp.where(row_max == LOWEST, LOWEST, _float32.subtract(row_max, new))
+            return special.exp2_bits(distance, model=softmax.exp2)
+
+
+def _integer_max(n: Array, visible: Array, row_max: Array, softmax: Softmax) -> Array:
+    xp = _backend.namespace(n, row_max)
+    largest = _float32.max_along(xp.where(visible, n, NEGATIVE_INFINITY), axis=2)
     new = _float32.maximum(row_max, largest)
     if softmax.rescale_threshold:
         excess = _float32.subtract(largest, row_max)
         near = ~(_float32.less(integer(softmax.rescale_threshold), excess))
         kept = near & ~_float32.is_nan(excess) & (row_max != NEGATIVE_INFINITY)
         new = xp.where(kept, row_max, new)
-    p = _relative(s, visible, new, parts, c, softmax)
-    rescale = _float32.to_int32(_float32.subtract(row_max, new))
-    return Probabilities(p, new, rescale, new)
+    return new
 
 
 def _raw_max(
@@ -196,27 +240,24 @@ def _raw_max(
     whole: bool,
     c: Array,
     softmax: Softmax,
-) -> Probabilities:
+) -> Array:
     xp = _backend.namespace(s, row_max)
     first = first[:, None]
     largest = _float32.maximum_number_along(xp.where(visible, s, NEGATIVE_INFINITY), axis=2)
     if not whole:
         largest = _float32.maximum_number(largest, NEGATIVE_INFINITY)
     new = xp.where(first, largest, _float32.maximum_number(row_max, largest))
-    base = xp.where(new == NEGATIVE_INFINITY, np.uint32(0), new)
-    distance = _float32.multiply(_float32.subtract(row_max, base), c)
-    rescale = special.exp2_bits(distance, model=softmax.exp2)
+    if not softmax.rescale_threshold:
+        return new
+    distance = _float32.multiply(_float32.subtract(row_max, base_of(new, softmax)), c)
     limit = _float32.negate(integer(softmax.rescale_threshold))
     near = ~(_float32.less(distance, limit) | _float32.is_nan(distance))
-    kept = near & ~first & (softmax.rescale_threshold > 0)
-    new, base = (xp.where(kept, row_max, x) for x in (new, base))
-    rescale = xp.where(kept, _float32.ONE, xp.where(first, np.uint32(0), rescale))
-    return Probabilities(_relative(s, visible, base, None, c, softmax), new, rescale, base)
+    return xp.where(near & ~first, row_max, new)
 
 
 def _scaled_max(
     s: Array, visible: Array, row_max: Array, whole: bool, c: Array, softmax: Softmax
-) -> Probabilities:
+) -> Array:
     xp = _backend.namespace(s, row_max)
     candidates = _float32.flush(xp.where(visible, s, LOWEST))  # the kernel's maximum flushes
     largest = _float32.maximum_number_along(candidates, axis=2)
@@ -226,10 +267,7 @@ def _scaled_max(
     first = row_max == LOWEST
     excess = _float32.subtract(largest, row_max)
     passed = _float32.less(integer(softmax.rescale_threshold), excess)
-    new = xp.where(first | passed, largest, row_max)
-    distance = xp.where(first, LOWEST, _float32.subtract(row_max, new))
-    rescale = special.exp2_bits(distance, model=softmax.exp2)
-    return Probabilities(_relative(s, visible, new, None, c, softmax), new, rescale, new)
+    return xp.where(first | passed, largest, row_max)
 
 
 def _columns(x: Array, softmax: Softmax) -> Array:

@@ -24,11 +24,15 @@ from typing import TYPE_CHECKING
 from flamia_ref._lazy import attach
 
 if TYPE_CHECKING:
+    from flamia_ref.golden import arrays as arrays
     from flamia_ref.golden.cases import CaseSpec as CaseSpec
     from flamia_ref.golden.comparison import check as check
+    from flamia_ref.golden.flashinfer import export_flashinfer as export_flashinfer
     from flamia_ref.golden.making import DEFAULT_RECIPES as DEFAULT_RECIPES
     from flamia_ref.golden.making import make as make
     from flamia_ref.golden.manifest import Manifest as Manifest
+    from flamia_ref.golden.merging import merge as merge
+    from flamia_ref.golden.migration import migrate as migrate
     from flamia_ref.golden.pack import Case as Case
     from flamia_ref.golden.pack import Pack as Pack
     from flamia_ref.golden.pack import load as load
@@ -38,10 +42,14 @@ else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {
+            "arrays": [],
             "cases": ["CaseSpec"],
             "comparison": ["check"],
+            "flashinfer": ["export_flashinfer"],
             "making": ["DEFAULT_RECIPES", "make"],
             "manifest": ["Manifest"],
+            "merging": ["merge"],
+            "migration": ["migrate"],
             "pack": ["Case", "Pack", "load"],
             "recipes": ["NUMERICS_VERSION"],
             "suites": ["SUITES"],

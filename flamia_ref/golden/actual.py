@@ -1,6 +1,5 @@
 """What a kernel gave: from files, from a callable, or from arrays in hand."""
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,11 +10,16 @@ import numpy as np
 
 from flamia_ref import kernels
 from flamia_ref._errors import line, shown, unknown_name
+from flamia_ref.golden import calls
+from flamia_ref.golden.arrays import to_host
+from flamia_ref.golden.dataflow import OUTPUTS
 from flamia_ref.golden.files import Stored, read_plain, tensors_from_bytes
 from flamia_ref.golden.pack import Case, Pack
+from flamia_ref.golden.stage import View
 
 Given = Mapping[str, Stored]  # the tensors of one case by name
-Source = Callable[[Case], Given | None]  # None: nothing was given for the case
+# None: nothing was given for the case. Raises kernels.Unsupported where the kernel takes no such case.
+Source = Callable[[Case], Given | None]
 
 # A file may hold float32 where the pack holds bfloat16 bits, and a longer header.
 _LARGER, _HEADER_BYTES = 4, 1 << 20
@@ -41,13 +45,17 @@ _NAMES = {
 class Results:
     """What there is to compare: the cases, where the results of each come from, and in whose name.
 
-    `notes` say what was given beside that and is not compared.
+    `notes` say what was given beside that and is not compared. `owed` are the outputs that must be
+    there. `handed` returns the stages whose bits in the pack the kernel was given: a fault does not lie
+    in them.
     """
 
     subject: str
     cases: list[Case]
     source: Source
     notes: tuple[str, ...] = ()
+    owed: tuple[str, ...] = OUTPUTS
+    handed: Callable[[Case], frozenset[str]] = lambda _: frozenset()
 
 
 def from_path(cases: Mapping[str, Case], path: Path) -> Results:
@@ -96,26 +104,24 @@ def from_path(cases: Mapping[str, Case], path: Path) -> Results:
     return Results(subject=str(path), cases=chosen, source=source, notes=notes)
 
 
-def from_kernel(cases: Mapping[str, Case], kernel: kernels.Kernel) -> Results:
-    """Return the results of a kernel, which is called on the inputs of each case."""
-
-    def source(case: Case) -> Given:
-        inputs = case.inputs()
-        results = kernels.call(
-            kernel,
-            *(inputs[name] for name in "qkv"),
-            case=case.name,
-            cu_seqlens=inputs["cu_seqlens"],
-            causal=case.spec.causal,
-            softmax_scale=case.spec.softmax_scale,
-            dout=inputs["dout"],
-            recipe=case.entry.recipe,
-            recipe_json=json.dumps(dict(case.recipe.recipe), sort_keys=True),
-            trace=_traced(case),
+def from_kernel(cases: Mapping[str, Case], kernel: kernels.Kernel | object) -> Results:
+    """Return the results of a kernel, whole or in stages, which is called on the inputs of each case."""
+    in_stages = kernels.staged(kernel)
+    if in_stages is not None:
+        return Results(
+            subject=in_stages.name,
+            cases=list(cases.values()),
+            source=lambda case: stored(calls.by_stages(case, in_stages), case),
+            owed=OUTPUTS if in_stages.forward is not None else (),
+            handed=lambda case: calls.handed(case, in_stages),
         )
-        return stored(results, case)
-
-    return Results(subject=kernels.name_of(kernel), cases=list(cases.values()), source=source)
+    if not callable(kernel):
+        raise TypeError(f"the kernel is {shown(kernel)}, which cannot be called and has no stages")
+    return Results(
+        subject=kernels.name_of(kernel),
+        cases=list(cases.values()),
+        source=lambda case: stored(calls.whole(case, kernel), case),
+    )
 
 
 def from_arrays(cases: Mapping[str, Case], results: Mapping[str, Mapping[str, Any]]) -> Results:
@@ -190,7 +196,7 @@ def _by_document(name: str, value: Any, case: Case) -> list[tuple[str, Any]]:
 def _array(value: Any, name: str, case: Case) -> Stored:
     what = f"{line(name)} of {case}"
     with kernels.guarded(f"{what} is no array", TypeError):
-        array = np.asarray(value)
+        array = to_host(value)
     if array.dtype == object:
         raise TypeError(f"{what} is {shown(type(value).__name__)}, which is no array")
     if not array.dtype.isnative:
@@ -198,14 +204,10 @@ def _array(value: Any, name: str, case: Case) -> Stored:
     dtype = _NAMES.get(array.dtype.name, array.dtype.name)
     if dtype in ("BF16", "F4_E2M1", "F8_E4M3", "F8_E8M0"):
         array = array.view(np.uint16 if dtype == "BF16" else np.uint8)
+    if dtype == "F8_E4M3" and name in case.places:
+        # Libraries keep scales without a sign in the type that has one.
+        dtype = "U8" if case.places[name].stage.view is View.F8_UE4M3 else dtype
     return Stored(dtype=dtype, array=array)
-
-
-def _traced(case: Case) -> tuple[str, ...]:
-    """Return the stages of both passes that the pack holds of a case."""
-    flow, held = case.recipe.dataflow, {place.stage.name for place in case.places.values()}
-    names = (*flow.trace(backward=False), *flow.trace(backward=True))
-    return tuple(name for name in names if name in held)
 
 
 def cases_of(pack: Pack | Case) -> dict[str, Case]:

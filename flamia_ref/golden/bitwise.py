@@ -48,6 +48,10 @@ class Aligned:
         given = values(self.actual, self.view)
         return cast(Bools, (given == 0) | np.isneginf(given) | np.isnan(given))
 
+    def values(self, bits: Tensor) -> Doubles:
+        """Return the numbers that bits of this tensor stand for, in float64."""
+        return values(bits, self.view)
+
     def largest(self, where: Bools) -> tuple[int | None, float | None]:
         """Return the largest distance in representable numbers, and in value, of some elements.
 
@@ -72,6 +76,12 @@ def align(place: Place, expected: Tensor, given: Stored) -> Aligned | tuple[Stat
         return Status.DTYPE, f"given as {given.dtype}, accepted: {', '.join(_ACCEPTED[view])}"
     if given.array.shape != place.shape:
         axes = ", ".join(place.stage.axes)
+        if given.array.size == expected.size and _same_bytes(expected, given.array):
+            return (
+                Status.LAYOUT,
+                f"given as {list(given.array.shape)} with the right bytes in order, expected "
+                f"{list(place.shape)} [{axes}]; reshape it",
+            )
         return (
             Status.SHAPE,
             f"given as {list(given.array.shape)}, expected {list(place.shape)} [{axes}]",
@@ -90,6 +100,10 @@ def align(place: Place, expected: Tensor, given: Stored) -> Aligned | tuple[Stat
             view=view, expected=expected.view(np.uint32), actual=given.array.view(np.uint32)
         )
     return Aligned(view=view, expected=expected, actual=given.array)
+
+
+def _same_bytes(expected: Tensor, given: Tensor) -> bool:
+    return expected.size > 0 and expected.tobytes() == given.tobytes()
 
 
 def values(bits: Tensor, view: View) -> Doubles:

@@ -1,55 +1,82 @@
-"""Checking a kernel against a pack, in the order of the dataflow, bit for bit."""
+"""Checking a kernel against a pack, in the order of the dataflow."""
 
+import dataclasses
 import os
-from collections.abc import Callable, Mapping
+import platform
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flamia_ref._errors import shown, unknown_name
+from flamia_ref._errors import line, shown, unknown_name
+from flamia_ref.golden import spread, twins, verdicts
 from flamia_ref.golden.actual import Given, Results, cases_of, from_arrays, from_kernel, from_path
 from flamia_ref.golden.bitwise import Aligned, align
 from flamia_ref.golden.dataflow import OUTPUTS, visible_pairs
 from flamia_ref.golden.diagnosis import difference
+from flamia_ref.golden.mistakes import diagnose as named_mistakes
 from flamia_ref.golden.pack import Case, Pack, load
 from flamia_ref.golden.recipes import provenance
-from flamia_ref.golden.stage import Role
-from flamia_ref.report.model import CaseResult, Report, Status, TensorResult
+from flamia_ref.golden.stage import Role, View
+from flamia_ref.golden.verdicts import Verdict
+from flamia_ref.kernels import Unsupported
+from flamia_ref.report.model import CaseResult, Diagnosis, Report, Status, TensorResult
 
 Progress = Callable[[int, int, str], None]  # cases done, cases in all, the name of the next one
 _FORWARD_ONLY = "forward only: nothing of the backward was given"
+_FLOATS = (View.F32, View.BF16)
 
 Actual = str | os.PathLike[str] | Callable[..., Any] | Mapping[str, Mapping[str, Any]] | Pack | Case
 
 
 def check(
-    pack: Pack | Case | str | os.PathLike[str], actual: Actual, *, progress: Progress | None = None
+    pack: Pack | Case | str | os.PathLike[str],
+    actual: Actual,
+    *,
+    cases: Sequence[str] | None = None,
+    repeats: int = 1,
+    diagnose: bool = True,
+    progress: Progress | None = None,
 ) -> Report:
     """Compare what a kernel gives with a pack, or with one case of it.
 
     `pack` is a pack, one case, or the folder of a pack. `actual` is a kernel (see
     `flamia_ref.kernels`), a folder of ``CASE.safetensors``, one such file, or a mapping of case
     names to dicts like those that kernels return. Every tensor that is given is compared, in the
-    order of the dataflow. A case passes where all of them are equal bit for bit and out and lse are
-    among them; nothing else passes. A kernel need not have a backward: the report says where nothing
-    of it, or not all of it, was given.
+    order of the dataflow: operands bit for bit, and what a recipe leaves an order of additions open in
+    by its envelope (`flamia_ref.golden.envelope`), given the stages before it. A case passes where all
+    of them do and out and lse are among them; nothing else passes. A kernel need not have a backward:
+    the report says where nothing of it, or not all of it, was given.
+
+    `cases` are names or patterns such as "poison.*", all by default. `repeats`: how often a kernel is
+    called on each case; results that differ are no results. `diagnose`: whether known mistakes are tried
+    on cases that fail.
 
     Raises ValueError or TypeError for a damaged pack, for results without any stage or output, for
-    results that are the pack itself, and where the kernel fails.
+    results that are the pack itself, for patterns that no case has, and where the kernel fails.
     """
     if not isinstance(pack, Pack | Case):
         pack = load(pack)
-    cases = cases_of(pack)
-    results = _results(cases, actual)
+    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
+        raise ValueError(f"repeats is {shown(repeats)}; it must be a whole number from 1 up")
+    known = _chosen(cases_of(pack), cases)
+    results = _results(known, actual)
     for case in results.cases:
-        case.tensors  # noqa: B018  read and verified: a kernel may run for hours
+        case.verify()  # a kernel may run for hours
     compared = []
+    kept: dict[str, Given] = {}
     for done, case in enumerate(results.cases):
         if progress is not None:
             progress(done, len(results.cases), case.name)
-        compared.append(_case(case, results.source(case)))
-    skipped = [name for name in cases if name not in {case.name for case in results.cases}]
+        found, given = _case(case, results, repeats=repeats, diagnose=diagnose)
+        compared.append(_with_command(found, pack, results.subject))
+        if given is not None:
+            kept[case.name] = _outputs(given)
+    compared = _with_leaks(results.cases, compared, kept)
+    skipped = [name for name in known if name not in {case.name for case in results.cases}]
     left_out = (f"cases not compared: {', '.join(skipped)}",) if skipped else ()
     recipes = {case.entry.recipe: case.recipe for case in results.cases}
     numerics_version = results.cases[0].numerics_version
@@ -58,9 +85,28 @@ def check(
         subject=results.subject,
         numerics_version=numerics_version,
         evidence={name: str(recipe.evidence) for name, recipe in recipes.items()},
+        environment={"python": platform.python_version(), "numpy": np.__version__},
         cases=tuple(compared),
         notes=(*left_out, *results.notes, *provenance(numerics_version, recipes)),
     )
+
+
+def _chosen(cases: dict[str, Case], patterns: Sequence[str] | None) -> dict[str, Case]:
+    if patterns is None:
+        return cases
+    if isinstance(patterns, str):
+        raise TypeError(
+            f"cases is the string {shown(patterns)}; give a sequence of names or patterns"
+        )
+    found: dict[str, Case] = {}
+    for pattern in patterns:
+        some = {name: case for name, case in cases.items() if fnmatchcase(name, pattern)}
+        if not some:
+            raise unknown_name("case", pattern, cases)
+        found |= some
+    if not found:
+        raise ValueError("cases is empty; name one at least")
+    return {name: case for name, case in cases.items() if name in found}
 
 
 def _results(cases: Mapping[str, Case], actual: Actual) -> Results:
@@ -79,21 +125,42 @@ def _results(cases: Mapping[str, Case], actual: Actual) -> Results:
     )
 
 
-def _case(case: Case, given: Given | None) -> CaseResult:
+def _case(
+    case: Case, results: Results, *, repeats: int, diagnose: bool
+) -> tuple[CaseResult, Given | None]:
+    known = {"why": case.spec.why, "flags": case.spec.flags}
+    try:
+        given = results.source(case)
+    except Unsupported as refusal:
+        note = line(str(refusal))
+        return CaseResult(name=case.name, status=Status.SKIPPED, note=note, **known), None
     if given is None:
-        return CaseResult(name=case.name, status=Status.MISSING, note="no results were given")
-    known = (case.places[name].stage for name in given if name in case.places)
-    if all(stage.role is Role.INPUT for stage in known):
+        note = "no results were given"
+        return CaseResult(name=case.name, status=Status.MISSING, note=note, **known), None
+    stages = (case.places[name].stage for name in given if name in case.places)
+    if all(stage.role is Role.INPUT for stage in stages):
         raise ValueError(
             f"the results of {case} hold no stage and no output, but {shown(sorted(given))}; give "
             f"at least {' and '.join(OUTPUTS)}"
         )
+    unsteady: dict[str, int] = {}
+    for _ in range(repeats - 1):
+        for name, count in _unequal(given, results.source(case)).items():
+            unsteady[name] = max(unsteady.get(name, 0), count)
     # Any bits may come, and a kernel may have told numpy to raise on them.
     with np.errstate(all="ignore"):
-        return _compared(case, given)
+        return _compared(case, given, results, unsteady, diagnose=diagnose, **known), given
 
 
-def _compared(case: Case, given: Given) -> CaseResult:
+def _compared(
+    case: Case,
+    given: Given,
+    results: Results,
+    unsteady: Mapping[str, int],
+    *,
+    diagnose: bool,
+    **known: Any,
+) -> CaseResult:
     aligned: dict[str, Aligned] = {}
     failed: dict[str, TensorResult] = {}
     for name, place in case.places.items():
@@ -105,29 +172,128 @@ def _compared(case: Case, given: Given) -> CaseResult:
                     failed[name] = TensorResult(
                         name=name, stage=place.stage.name, status=status, note=note
                     )
-    results = [
-        failed[name] if name in failed else _tensor(case, name, aligned)
+    handed = results.handed(case)
+    judged = verdicts.judge(case, aligned, handed)
+    compared = [
+        failed[name] if name in failed else _tensor(case, name, aligned, judged[name])
         for name in case.places
         if name in given
     ]
-    departed = next((one for one in results if one.status is not Status.PASS), None)
-    results += [_unknown(name, case) for name in sorted(set(given) - set(case.places))]
-    results += [
+    departed = next((one for one in compared if one.status is not Status.PASS), None)
+    compared += [_unknown(name, case) for name in sorted(set(given) - set(case.places))]
+    compared += [
         TensorResult(name=name, stage=name, status=Status.MISSING, note="every kernel gives it")
-        for name in OUTPUTS
+        for name in results.owed
         if name not in given
     ]
+    compared += [_unsteady(case, name, count) for name, count in unsteady.items()]
+    whole = _whole(case, given) | handed
+    diagnoses: tuple[Diagnosis, ...] = ()
+    if diagnose and departed is not None and departed.name in aligned:
+        diagnoses = named_mistakes(case, aligned, departed.name)
     return CaseResult(
         name=case.name,
-        status=next((one.status for one in results if one.status is not Status.PASS), Status.PASS),
-        tensors=tuple(results),
+        status=_first_status(compared),
+        tensors=tuple(compared),
         not_given=_not_given(case, given),
         departs=None if departed is None else departed.stage,
-        suspects=()
-        if departed is None
-        else case.recipe.dataflow.suspects(departed.stage, _whole(case, given)),
+        suspects=() if departed is None else case.recipe.dataflow.suspects(departed.stage, whole),
+        consistent=_consistent(case, aligned, judged),
+        diagnoses=diagnoses,
         note="" if _has_backward(case, given) else _FORWARD_ONLY,
+        **known,
     )
+
+
+def _first_status(tensors: Sequence[TensorResult]) -> Status:
+    return next((one.status for one in tensors if one.status is not Status.PASS), Status.PASS)
+
+
+def _consistent(
+    case: Case, aligned: Mapping[str, Aligned], judged: Mapping[str, Verdict]
+) -> bool | None:
+    """Whether the outputs are permitted whatever lies between; None where every bit is equal."""
+    if not any(verdict.failing.any() or verdict.inside.any() for verdict in judged.values()):
+        return None
+    outputs = [name for name in judged if case.places[name].stage.role is Role.OUTPUT]
+    between = any(case.places[name].stage.role is Role.STAGE for name in judged)
+    if not between:
+        return not any(judged[name].failing.any() for name in outputs)
+    return verdicts.consistent(case, aligned)
+
+
+def _unequal(given: Given, again: Given | None) -> dict[str, int]:
+    """How many bytes of each tensor differ between two calls."""
+    if again is None or set(given) != set(again):
+        return dict.fromkeys(set(given) ^ set(again or {}), 0)
+    counts = {}
+    for name, one in given.items():
+        other = again[name]
+        first, second = one.array.tobytes(), other.array.tobytes()
+        if one.array.shape != other.array.shape:
+            counts[name] = 0
+        elif first != second:
+            left, right = (np.frombuffer(x, np.uint8) for x in (first, second))
+            counts[name] = int(np.count_nonzero(left != right))
+    return counts
+
+
+def _unsteady(case: Case, name: str, count: int) -> TensorResult:
+    stage = case.places[name].stage.name if name in case.places else name
+    what = f"{count} bytes" if count else "the shape, or whether it was given,"
+    return TensorResult(
+        name=name,
+        stage=stage,
+        status=Status.NONDETERMINISTIC,
+        note=f"two calls on the same inputs: {what} differ",
+    )
+
+
+def _outputs(given: Given) -> Given:
+    return {name: given[name] for name in ("out", "lse", "dq", "dk", "dv") if name in given}
+
+
+def _with_leaks(
+    cases: Sequence[Case], compared: Sequence[CaseResult], kept: Mapping[str, Given]
+) -> list[CaseResult]:
+    """The results with the leaks that twins show, where the recipe itself has none there."""
+    by_data = {(case.spec.name, case.entry.recipe): case for case in cases}
+    found = []
+    for case, result in zip(cases, compared, strict=True):
+        twin = case.spec.twin
+        other = None if twin is None else by_data.get((twin.case, case.entry.recipe))
+        if other is None or case.name not in kept or other.name not in kept:
+            found.append(result)
+            continue
+        own = {leak.tensor for leak in twins.leaks(case.tensors, other.tensors, case.spec)}
+        leaks = [
+            leak
+            for leak in twins.leaks(_arrays(kept[case.name]), _arrays(kept[other.name]), case.spec)
+            if leak.tensor not in own
+        ]
+        tensors = tuple(
+            TensorResult(name=leak.tensor, stage=leak.tensor, status=Status.LEAK, note=str(leak))
+            for leak in leaks
+        )
+        if tensors:
+            everything = (*result.tensors, *tensors)
+            status = result.status if result.failed else _first_status(everything)
+            result = dataclasses.replace(result, tensors=everything, status=status)
+        found.append(result)
+    return found
+
+
+def _arrays(given: Given) -> dict[str, Any]:
+    return {name: one.array for name, one in given.items()}
+
+
+def _with_command(result: CaseResult, pack: Pack | Case, subject: str) -> CaseResult:
+    """The result with the line that repeats its case."""
+    how = "--kernel" if ":" in subject and not os.path.exists(subject) else "--actual"
+    if subject == "the given arrays":
+        return result
+    words = ["flamia-ref", "golden", "check", str(pack.folder), how, subject, "--case", result.name]
+    return dataclasses.replace(result, command=shlex.join(words))
 
 
 def _whole(case: Case, given: Given) -> frozenset[str]:
@@ -159,30 +325,55 @@ def _not_given(case: Case, given: Given) -> tuple[str, ...]:
     return tuple(dict.fromkeys(left))
 
 
-def _tensor(case: Case, name: str, aligned: Mapping[str, Aligned]) -> TensorResult:
+def _tensor(
+    case: Case, name: str, aligned: Mapping[str, Aligned], verdict: Verdict
+) -> TensorResult:
     place, one = case.places[name], aligned[name]
-    differs = one.differs()
-    if place.stage.masked_optional:
-        differs &= visible_pairs(case.spec, place) | ~one.skipped()
-    count = int(np.count_nonzero(differs))
+    failing = verdict.failing
+    count, inside = int(np.count_nonzero(failing)), int(np.count_nonzero(verdict.inside))
+    known: dict[str, Any] = {
+        "name": name,
+        "stage": place.stage.name,
+        "elements": failing.size,
+        "inside": inside,
+        "envelope": verdict.width,
+    }
+    unequal = failing | verdict.inside
+    if count == 0 and inside == 0:
+        return TensorResult(status=Status.PASS, **known)
+    steps, distance = one.largest(unequal)
+    known |= {
+        "differing": count + inside,
+        "largest_steps": steps,
+        "largest": distance,
+        "steps": spread.by_steps(one, unequal),
+    }
     if count == 0:
-        return TensorResult(
-            name=name, stage=place.stage.name, status=Status.PASS, elements=differs.size
-        )
-    steps, distance = one.largest(differs)
-    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(differs)), differs.shape))
+        return TensorResult(status=Status.PASS, note=verdict.note, **known)
+    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(failing)), failing.shape))
     masked = place.stage.masked_optional and not visible_pairs(case.spec, place)[index[-2:]]
+    notes = ["in a masked pair, where 0, -inf or NaN would do too"] if masked else []
+    notes += [verdict.note] if verdict.note else []
     return TensorResult(
-        name=name,
-        stage=place.stage.name,
-        status=Status.BIT_MISMATCH,
-        elements=differs.size,
-        differing=count,
-        largest_steps=steps,
-        largest=distance,
+        status=_status(one, verdict),
         first=difference(case, name, index, aligned),
-        note="in a masked pair, where 0, -inf or NaN would do too" if masked else "",
+        heat_map=spread.heat_map(case, place, failing),
+        note="; ".join(notes),
+        **known,
     )
+
+
+def _status(one: Aligned, verdict: Verdict) -> Status:
+    """What is wrong with a tensor that has failing elements."""
+    failing = verdict.failing
+    if one.view in _FLOATS:
+        nan = np.isnan(one.values(one.actual)) != np.isnan(one.values(one.expected))
+        if (nan & failing).any():
+            return Status.NAN_PATTERN
+        return Status.OUTSIDE_ENVELOPE if verdict.judged else Status.BIT_MISMATCH
+    if spread.permuted(one, failing):
+        return Status.LAYOUT
+    return Status.BIT_MISMATCH
 
 
 def _unknown(name: str, case: Case) -> TensorResult:

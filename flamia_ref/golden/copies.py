@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 # The inputs of a forward and a backward that recipes quantize, and the axis that counts their heads.
 HEADS = {"q": "heads", "k": "kv_heads", "v": "kv_heads", "do": "heads"}
+# The axes of inputs over tokens, by the axis that counts their heads.
+TOKENS = {"heads": "tokens", "kv_heads": "key_tokens"}
+TOKEN_BLOCKS = {"heads": "token_blocks", "kv_heads": "key_token_blocks"}
 _FORWARD = ("s", "o")
 _OVER_CHANNELS = ("s", "dp")  # products whose contraction runs over channels, not over tokens
 _PAIRS = ("heads", "queries", "keys")
@@ -96,7 +99,7 @@ class Copy:
                 yield Stage(
                     name=self.token_scales,
                     view=View.F8_E8M0,
-                    axes=("tokens", HEADS[self.tensor], "one"),
+                    axes=(TOKENS[HEADS[self.tensor]], HEADS[self.tensor], "one"),
                     parents=parents,
                     backward=self.backward,
                     block=self._block,
@@ -125,7 +128,7 @@ class Copy:
             yield Stage(
                 name=self.codes,
                 view=self._view(),
-                axes=_PAIRS if heads is None else ("tokens", heads, "head_dim"),
+                axes=_PAIRS if heads is None else (TOKENS[heads], heads, "head_dim"),
                 parents=parents,
                 scales=self.scales if self.scaled else None,
                 backward=self.backward,
@@ -169,7 +172,10 @@ class Copy:
         allowed = _PAIR_SCALES if heads is None else _INPUT_SCALES
         for block, axes in allowed.items():
             if self.operand.block == block:
-                return ("heads", *axes) if heads is None else (axes[0], heads, axes[1])
+                if heads is None:
+                    return ("heads", *axes)
+                of_tokens = TOKENS if axes[0] == "tokens" else TOKEN_BLOCKS
+                return (of_tokens[heads], heads, axes[1])
         raise ValueError(
             f"{self.name} has scale blocks {shown(self.operand.block)}; "
             f"packs hold {', '.join(map(str, allowed))}"
@@ -185,7 +191,7 @@ class Copy:
         over_tokens = [product for product in loading if product not in _OVER_CHANNELS]
         for products, along, wrong in (
             (over_channels, "channels", columns == "head_dim"),
-            (over_tokens, "tokens", rows == "tokens"),
+            (over_tokens, "tokens", rows in TOKENS.values()),
         ):
             if products and wrong:
                 raise ValueError(

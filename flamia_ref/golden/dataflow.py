@@ -9,7 +9,7 @@ document has no elements, and is stored too.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from flamia_ref.attention import Product, Recipe
 
 INPUTS = ("cu_seqlens", "q", "k", "v", "dout")
+"""What every case has."""
 OUTPUTS = ("out", "lse")
 """What every kernel gives."""
 GRADIENTS = ("dq", "dk", "dv")
@@ -33,9 +34,9 @@ GRADIENTS = ("dq", "dk", "dv")
 _PAIRS = ("heads", "queries", "keys")
 _ROWS = ("heads", "tokens")
 _QUERIES = ("tokens", "heads", "head_dim")
-_KEYS = ("tokens", "kv_heads", "head_dim")
+_KEYS = ("key_tokens", "kv_heads", "head_dim")
 _PRODUCTS = ("s", "o", "dp", "dv", "dq", "dk")
-_EPILOGUE = {"o": ("row_max", "row_sum")}  # what a product takes beside its operands
+_EPILOGUE = {"o": ("row_max", "row_sum", "sink")}  # what a product takes beside its operands
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,9 +54,18 @@ class Dataflow:
         )
 
     def places(self, case: CaseSpec) -> dict[str, Place]:
-        """Return every tensor that a pack can hold of a case, by name."""
+        """Return every tensor that a pack can hold of a case, by name.
+
+        A tensor that the case has not is no parent of another either.
+        """
+        absent = {one.name for one in self.stages.values() if one.needs and not getattr(case, one.needs)}
         found = {}
         for stage in self.stages.values():
+            if stage.name in absent:
+                continue
+            if absent & set(stage.parents):
+                parents = tuple(name for name in stage.parents if name not in absent)
+                stage = replace(stage, parents=parents)
             documents = range(len(case.lengths)) if stage.per_document else (None,)
             for document in documents:
                 name = stage.name if document is None else f"{stage.name}.{document}"
@@ -108,15 +118,23 @@ class _Builder:
         for name in INPUTS[1:]:
             axes = _KEYS if name in ("k", "v") else _QUERIES
             yield Stage(name=name, view=View.BF16, axes=axes, role=Role.INPUT)
+        yield Stage(
+            name="cu_seqlens_k",
+            view=View.I32,
+            axes=("starts",),
+            role=Role.INPUT,
+            needs="key_lengths",
+        )
+        yield Stage(name="sink", view=View.F32, axes=("sinks",), role=Role.INPUT, needs="sinks")
         yield from self._operands(backward=False)
         yield self._float("s", _PAIRS, self._taken("s"), masked_optional=True)
-        yield self._float("row_max", _ROWS, ("s",))
+        yield self._float("row_max", _ROWS, ("s", "sink"))
         yield self._float("p", _PAIRS, ("s", "row_max"))
         yield from self._codes("p.o")
-        yield self._float("row_sum", _ROWS, (*self._summed(), "row_max"))
+        yield self._float("row_sum", _ROWS, (*self._summed(), "row_max", "sink"))
         yield self._float("o", _QUERIES, self._taken("o"))
         yield Stage(name="out", view=View.BF16, axes=_QUERIES, parents=("o",), role=Role.OUTPUT)
-        yield self._float("lse", _ROWS, ("row_max", "row_sum"), role=Role.OUTPUT)
+        yield self._float("lse", _ROWS, ("row_max", "row_sum", "sink"), role=Role.OUTPUT)
         yield from self._operands(backward=True)
         late = self.recipe.gradient.delta_source == "p_dp"
         if not late:
@@ -128,6 +146,15 @@ class _Builder:
             yield self._float("delta", _ROWS, self._delta(), backward=True)
         yield self._float("ds", _PAIRS, ("p.dv", "dp", "delta"), backward=True)
         yield from self._codes("ds", "ds.dq", "ds.dk")
+        yield Stage(
+            name="dsink",
+            view=View.F32,
+            axes=("sinks",),
+            parents=("sink", "lse", "delta"),
+            role=Role.OUTPUT,
+            backward=True,
+            needs="sinks",
+        )
         for name in GRADIENTS:
             yield Stage(
                 name=name,
@@ -249,6 +276,6 @@ class _Builder:
 
 def visible_pairs(case: CaseSpec, place: Place) -> npt.NDArray[np.bool_]:
     """Return which [queries, keys] of a document's array are legal pairs."""
-    queries, keys = place.shape[-2:]
-    pairs = np.ones((queries, keys), bool)
-    return np.tril(pairs) if case.causal else pairs
+    if place.document is None:
+        raise ValueError(f"{place.name} has no pairs; they belong to an array of one document")
+    return case.visible(place.document)

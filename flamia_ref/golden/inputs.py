@@ -11,15 +11,21 @@ A case has a seed. Tensor number t (q 0, k 1, v 2, dout 3) has two streams with 
 ``hash(case seed, 2 t)`` and ``hash(case seed, 2 t + 1)``. Element i, counted row-major over
 [tokens, heads, head_dim], is ``n * 2^e`` rounded once to bfloat16, to nearest even, where h1 and h2
 are outputs number i of the two streams, r is output number i - (i mod head_dim) of the second (that
-of the row's first element), and::
+of the row's first element), the element lies at (t, h, c), and::
 
     n = (sum of the eight bytes of h1) - 1020                        an integer in [-1020, 1020]
-    e = exponent                                                     bell
+    n = (h1 mod 7) - 3                                               integers
+    e = exponent                                                     bell, integers
     e = exponent + 16 if (h2 mod 256) == 0 else exponent             outliers
     e = exponent + (h2 mod 32) - 28 + ((r div 256) mod 16) - 12      wide
+    e = exponent + ((5 t + 19 h + 7 (c div 16)) mod 31) - 15         ladder
 
 ``exponent`` belongs to the case. n has mean 0 and standard deviation 209, so exponent -8 gives about
 0.8. A zero is +0. No value is subnormal or overflows: the exponent of a case is in [-64, 64].
+
+Then the boxes of a case are filled and its elements planted (`flamia_ref.golden.case_fields`), by
+integers too. Whoever makes the inputs in another language needs unsigned integers of 64 bits and
+nothing else: n and e are small, and the rounding is that of `bfloat16_bits`.
 
 Source: G. L. Steele, D. Lea, C. H. Flood, "Fast splittable pseudorandom number generators",
 OOPSLA 2014; the constants are those of S. Vigna's public-domain splitmix64.c.
@@ -49,6 +55,8 @@ class Distribution(StrEnum):
     BELL = "bell"  # n * 2^exponent
     OUTLIERS = "outliers"  # the same, one element in 256 times 2^16
     WIDE = "wide"  # the same, each element times 2^-28 to 2^3, each row times 2^-12 to 2^3
+    LADDER = "ladder"  # the same, each token, head and 16 channels times a power of their own
+    INTEGERS = "integers"  # integers of -3 to 3 times 2^exponent
     RECORDED = "recorded"  # stored bits of a real model; no hash
 
 
@@ -106,9 +114,12 @@ def hashed(
     streams = splitmix64(seed, np.arange(2, dtype=np.uint64) + np.uint64(2 * TENSORS.index(tensor)))
     index = np.arange(np.prod(shape, dtype=np.int64), dtype=np.uint64)
     first, second = (splitmix64(int(stream), index) for stream in streams)
-    n = np.full(index.shape, -1020, np.int64)
-    for byte in range(8):
-        n += ((first >> np.uint64(8 * byte)) & np.uint64(255)).astype(np.int64)
+    if distribution is Distribution.INTEGERS:
+        n = (first % np.uint64(7)).astype(np.int64) - 3
+    else:
+        n = np.full(index.shape, -1020, np.int64)
+        for byte in range(8):
+            n += ((first >> np.uint64(8 * byte)) & np.uint64(255)).astype(np.int64)
     exponents = _exponents(second.reshape(shape), distribution, exponent)
     return bfloat16_bits(n.reshape(shape), exponents)
 
@@ -116,8 +127,11 @@ def hashed(
 def _exponents(h: U64, distribution: Distribution, exponent: int) -> npt.NDArray[np.int64]:
     base = np.full(h.shape, exponent, np.int64)
     match distribution:
-        case Distribution.BELL:
+        case Distribution.BELL | Distribution.INTEGERS:
             return base
+        case Distribution.LADDER:
+            t, head, c = np.ogrid[tuple(slice(size) for size in h.shape)]
+            return base + (5 * t + 19 * head + 7 * (c // 16)) % 31 - 15
         case Distribution.OUTLIERS:
             return base + np.where(h & np.uint64(255), 0, 16)
         case Distribution.WIDE:

@@ -5,24 +5,27 @@ version of a library. The digest of the manifest covers all the rest of it, and 
 digests that it lists, the pack.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from flamia_ref._errors import Registry, shown, unknown_name
 from flamia_ref.golden.canonical import Reader, parse, render, sha256
-from flamia_ref.golden.cases import PLAIN_NAME, CaseSpec, Plant
+from flamia_ref.golden.case_fields import Fill, Plant, Rows, Twin
+from flamia_ref.golden.cases import PLAIN_NAME, CaseSpec
 from flamia_ref.golden.dataflow import GRADIENTS, INPUTS, OUTPUTS
 from flamia_ref.golden.inputs import Distribution
 from flamia_ref.golden.recipes import NUMERICS_VERSION, RecipeEntry
 from flamia_ref.golden.stage import Place
 
 SCHEMA = "flamia-ref golden pack"
-SCHEMA_VERSION = 2  # 1 had no gradients, and the stages of one recipe only
+SCHEMA_VERSION = 3  # golden.migration says what each one was
 FILE_NAME = "manifest.json"
 MAX_BYTES = 64 << 20
 
 NAN_POLICY = "NaN equals NaN, whatever its bits; written as 0x7fffffff (F32) and 0x7fff (BF16)"
+
+T = TypeVar("T")
 
 # Beside its tensors a case file has a header: a line for each of them, and 8 bytes.
 _HEADER_BYTES_A_TENSOR = 512
@@ -103,11 +106,19 @@ class Manifest:
             version = shown(document.get("schema_version"))
             raise ValueError(
                 f"{FILE_NAME} has schema version {version}, this version reads {SCHEMA_VERSION}; "
-                "make the pack again, or use the version that wrote it"
+                "try `flamia-ref golden migrate`, make the pack again, or use the version that wrote it"
             )
         digest = document.pop("digest", None)
         if digest != _digest(document):
             raise ValueError(f"{FILE_NAME} was changed since it was written: its digest differs")
+        return cls.from_document(document)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "Manifest":
+        """Read the data of a manifest of this schema version, without its digest.
+
+        Raises ValueError where it describes what no pack can hold.
+        """
         return _manifest(Reader(data=document, path=FILE_NAME))
 
 
@@ -220,6 +231,9 @@ def _tensors(reader: Reader, known: Mapping[str, Place]) -> Mapping[str, TensorE
     for name in (*INPUTS, *OUTPUTS, *GRADIENTS):
         if name not in listed:
             raise ValueError(f"{reader.path} lists no {name}; every case has inputs and outputs")
+    for name, place in known.items():
+        if place.stage.needs and name not in listed:
+            raise ValueError(f"{reader.path} lists no {name}; the case has {place.stage.needs}")
     entries = {}
     for name, place in known.items():
         if name not in listed:
@@ -276,4 +290,68 @@ def _spec(reader: Reader) -> CaseSpec:
         exponent=reader["exponent"].signed(),
         plants=tuple(plants),
         flags=tuple(flag.text() for flag in reader["flags"].entries()),
+        fills=tuple(_fill(fill) for fill in reader["fills"].entries()),
+        key_lengths=_or_none(reader["key_lengths"], lambda x: tuple(_integers(x))),
+        alignment=reader["alignment"].text(),
+        window=_or_none(reader["window"], _window),
+        softcap=_or_none(reader["softcap"], Reader.number),
+        sinks=tuple(sink.number() for sink in reader["sinks"].entries()),
+        scale_padding=reader["scale_padding"].integer(),
+        twin=_or_none(reader["twin"], _twin),
+    )
+
+
+def _or_none(reader: Reader, read: Callable[[Reader], T]) -> T | None:
+    return None if reader.data is None else read(reader)
+
+
+def _integers(reader: Reader) -> Iterator[int]:
+    return (one.integer() for one in reader.entries())
+
+
+def _window(reader: Reader) -> tuple[int | None, int | None]:
+    left, right = _exactly(reader, 2)
+    return _or_none(left, Reader.integer), _or_none(right, Reader.integer)
+
+
+def _exactly(reader: Reader, count: int) -> tuple[Reader, ...]:
+    entries = tuple(reader.entries())
+    if len(entries) != count:
+        raise ValueError(f"{reader.path} has {len(entries)} entries; it must have {count}")
+    return entries
+
+
+def _pair(reader: Reader) -> tuple[int, int]:
+    first, end = _exactly(reader, 2)
+    return first.integer(), end.integer()
+
+
+def _fill(reader: Reader) -> Fill:
+    reader.fields(*Fill.__slots__)
+    token, head, block = _exactly(reader["steps"], 3)
+    return Fill(
+        tensor=reader["tensor"].text(),
+        tokens=_pair(reader["tokens"]),
+        heads=_pair(reader["heads"]),
+        channels=_pair(reader["channels"]),
+        bits=reader["bits"].integer(),
+        steps=(token.signed(), head.signed(), block.signed()),
+    )
+
+
+def _rows(reader: Reader) -> Rows:
+    reader.fields(*Rows.__slots__)
+    return Rows(
+        tensor=reader["tensor"].text(),
+        first=reader["first"].integer(),
+        end=reader["end"].integer(),
+    )
+
+
+def _twin(reader: Reader) -> Twin:
+    reader.fields(*Twin.__slots__)
+    return Twin(
+        case=reader["case"].text(),
+        changed=_rows(reader["changed"]),
+        equal=tuple(_rows(rows) for rows in reader["equal"].entries()),
     )

@@ -16,6 +16,7 @@ from flamia_ref.golden.files import Tensor, little_endian, read_plain, tensors_f
 from flamia_ref.golden.inputs import TENSORS
 from flamia_ref.golden.manifest import FILE_NAME, MAX_BYTES, CaseEntry, Manifest
 from flamia_ref.golden.recipes import RecipeEntry
+from flamia_ref.golden.shards import SHARD_FILE_NAME
 from flamia_ref.golden.stage import Place
 
 
@@ -68,6 +69,11 @@ class Case:
     def tensors(self) -> Mapping[str, Tensor]:
         """All tensors by name. Raises ValueError where the file is not what the manifest says."""
         return Registry("tensor", _checked(self.path, self.entry).items())
+
+    def verify(self) -> None:
+        """Read everything and check its digests. Raises ValueError where the file is not what the manifest says."""
+        for name in self.tensors:
+            self.tensors[name]
 
     def inputs(self) -> dict[str, Tensor]:
         """Return copies of q, k, v and dout in bfloat16, and of cu_seqlens in int32."""
@@ -149,6 +155,10 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         path.lstat()
     except FileNotFoundError:
+        if (folder / SHARD_FILE_NAME).is_file():
+            raise ValueError(
+                f"{folder} is a shard of a pack; join all shards with `flamia-ref golden merge`"
+            ) from None
         raise ValueError(f"{folder} is no golden pack: it has no {FILE_NAME}") from None
     data = read_plain(path, limit=MAX_BYTES)
     try:

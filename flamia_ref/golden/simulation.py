@@ -44,12 +44,18 @@ def simulate(spec: CaseSpec, recipe: "Recipe") -> dict[str, Tensor]:
         v,
         recipe,
         cu_seqlens=spec.cu_seqlens,
+        cu_seqlens_k=spec.cu_seqlens_k,
         causal=spec.causal,
+        alignment=spec.alignment,
+        window=spec.window,
         softmax_scale=spec.softmax_scale,
+        softcap=spec.softcap,
+        sink=spec.sink,
         trace=flow.trace(backward=False),
     )
     back = backward(q, k, v, dout, ahead, trace=flow.trace(backward=True))
     values: dict[str, Any] = {**inputs, "cu_seqlens": spec.cu_seqlens, **ahead.trace, **back.trace}
+    values |= {"cu_seqlens_k": spec.cu_seqlens_k, "sink": spec.sink, "dsink": back.dsink}
     values |= {"out": ahead.out, "lse": ahead.lse, "dq": back.dq, "dk": back.dk, "dv": back.dv}
     for stage in flow.stages.values():
         if stage.tiled:
@@ -69,15 +75,15 @@ def tiled_scales(scales: Tensor, source: Stage, tiled: Stage, spec: CaseSpec) ->
     `scales` is uint8, shaped as its stage `source` says; `tiled` is the stage of the result. A
     document's scales are repeated until there is one for each token and block of channels, 32 or, in
     FP4, 16, or, transposed, for each channel and block of 32 tokens. These lie in tiles of 128 rows,
-    which start at the document or at channel 0, and of 4 blocks. The padding is 0.
+    which start at the document or at channel 0, and of 4 blocks. The padding is what the case says.
     """
     from flamia_ref.formats.layout import tile_scales_128x4
 
     by_tokens, _, channels = source.axes
     transposed = "channel_tiles" in tiled.axes
-    step = 1 if by_tokens == "tokens" else BLOCK
+    step = BLOCK if by_tokens.endswith("_blocks") else 1
     made, first = [], 0
-    for length in spec.lengths:
+    for length in spec.lengths_of_keys if source.of_keys else spec.lengths:
         count = -(-length // step)
         whole = scales[first : first + count].swapaxes(0, 1)
         first += count
@@ -87,11 +93,15 @@ def tiled_scales(scales: Tensor, source: Stage, tiled: Stage, spec: CaseSpec) ->
             if channels == "channel_blocks":
                 whole = np.repeat(whole, BLOCK, axis=2)
             whole = whole.swapaxes(1, 2)
-        elif by_tokens == "token_blocks":
+        elif step == BLOCK:
             whole = np.repeat(whole, BLOCK, axis=1)[:, :length]
         heads, rows, columns = whole.shape
         shape = (heads, -(-rows // TILE_ROWS), -(-columns // TILE_COLUMNS), TILE_BYTES)
-        made.append(np.asarray(tile_scales_128x4(whole)).reshape(shape))
+        tiles = np.asarray(tile_scales_128x4(whole)).reshape(shape)
+        if spec.scale_padding:
+            inside = np.asarray(tile_scales_128x4(np.ones_like(whole))).reshape(shape)
+            tiles = np.where(inside > 0, tiles, np.uint8(spec.scale_padding))
+        made.append(tiles)
     return made
 
 

@@ -45,6 +45,11 @@ def _run(
     cu_seqlens: Any,
     causal: bool,
     softmax_scale: float,
+    cu_seqlens_k: Any = None,
+    alignment: str = "bottom_right",
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sink: Any = None,
     dout: Any = None,
     recipe: str = DEFAULT_RECIPE,
     recipe_json: str | None = None,
@@ -55,6 +60,8 @@ def _run(
     chosen = _recipe(recipe, recipe_json)
     later = set(dataflow(chosen).trace(backward=True))
     q, k, v = (_backend.put(np.asarray(x), library) for x in (q, k, v))
+    if sink is not None:
+        sink = _backend.put(np.asarray(sink, np.float32), library)
     ahead = forward(
         q,
         k,
@@ -63,6 +70,11 @@ def _run(
         cu_seqlens=np.asarray(cu_seqlens),
         causal=causal,
         softmax_scale=softmax_scale,
+        cu_seqlens_k=None if cu_seqlens_k is None else np.asarray(cu_seqlens_k),
+        alignment=alignment,
+        window=window,
+        softcap=softcap,
+        sink=sink,
         trace=[name for name in trace if name not in later],
     )
     results = {**ahead.trace, "out": ahead.out, "lse": ahead.lse}
@@ -70,7 +82,8 @@ def _run(
         return results
     dout = _backend.put(np.asarray(dout), library)
     back = backward(q, k, v, dout, ahead, trace=[name for name in trace if name in later])
-    return results | {**back.trace, "dq": back.dq, "dk": back.dk, "dv": back.dv}
+    results |= {**back.trace, "dq": back.dq, "dk": back.dk, "dv": back.dv}
+    return results if back.dsink is None else results | {"dsink": back.dsink}
 
 
 def _recipe(name: str, text: str | None) -> "Recipe":

@@ -49,6 +49,9 @@ class Role(StrEnum):
     OUTPUT = "output"
 
 
+# The axes that run over all documents. "sinks" is one number a head, of no document.
+PACKED = frozenset({"tokens", "key_tokens", "token_blocks", "key_token_blocks", "starts", "sinks"})
+
 # The axes of scales in the order that kernels load: tiles of tokens by blocks of channels, or of
 # channels by blocks of tokens.
 TILES = ("token_tiles", "channel_block_tiles", "bytes")
@@ -63,7 +66,8 @@ class Stage:
     `scales` names the stage that holds the scales of these codes. `masked_optional`: a kernel may
     skip masked pairs; zero, -infinity or NaN there says that it did. `backward`: it belongs to the
     backward, which a kernel need not have. `block`: channels to a block, of codes, of the scales of
-    such blocks, and of their tiles.
+    such blocks, and of their tiles. `needs` names the field of a case without which the case has no
+    such tensor.
     """
 
     name: str
@@ -75,11 +79,17 @@ class Stage:
     masked_optional: bool = False
     backward: bool = False
     block: int = BLOCK
+    needs: str = ""
 
     @property
     def per_document(self) -> bool:
         """Whether the stage is a list with one array a document."""
-        return not {"tokens", "token_blocks", "starts"} & set(self.axes)
+        return not PACKED & set(self.axes)
+
+    @property
+    def of_keys(self) -> bool:
+        """Whether its tokens are keys: it is K or V, or is made of them alone."""
+        return "kv_heads" in self.axes
 
     @property
     def tiled(self) -> bool:
@@ -96,29 +106,34 @@ class Stage:
         by_tokens = "token_tiles" in self.axes
         rows, columns = ("tokens", "channels") if by_tokens else ("channels", "tokens")
         size = self.block if by_tokens else BLOCK
-        return f"{order}, scales of 128x4 tiles, {rows} by blocks of {size} {columns}, padding 0"
+        return f"{order}, scales of 128x4 tiles, {rows} by blocks of {size} {columns}, padding scale_padding"
 
     def shape(self, case: CaseSpec, document: int | None) -> tuple[int, ...]:
         """Return the shape in a case: of one document's array where the stage is a list."""
-        rows = 0 if document is None else case.lengths[document]
-        row_blocks, channel_blocks = blocks(rows), blocks(case.head_dim, self.block)
+        queries = 0 if document is None else case.lengths[document]
+        keys = 0 if document is None else case.lengths_of_keys[document]
+        rows = keys if self.of_keys else queries
+        channel_blocks = blocks(case.head_dim, self.block)
         sizes = {
             "tokens": case.tokens,
+            "key_tokens": case.key_tokens,
             "token_blocks": sum(blocks(length) for length in case.lengths),
+            "key_token_blocks": sum(blocks(length) for length in case.lengths_of_keys),
             "starts": len(case.lengths) + 1,
             "heads": case.heads,
+            "sinks": case.heads,
             "kv_heads": case.kv_heads,
             "head_dim": case.head_dim,
             "channel_blocks": channel_blocks,
             "one": 1,
-            "queries": rows,
-            "query_blocks": row_blocks,
-            "keys": rows,
-            "key_blocks": row_blocks,
+            "queries": queries,
+            "query_blocks": blocks(queries),
+            "keys": keys,
+            "key_blocks": blocks(keys),
             "token_tiles": -(-rows // TILE_ROWS),
             "channel_block_tiles": -(-channel_blocks // TILE_COLUMNS),
             "channel_tiles": -(-case.head_dim // TILE_ROWS),
-            "token_block_tiles": -(-row_blocks // TILE_COLUMNS),
+            "token_block_tiles": -(-blocks(rows) // TILE_COLUMNS),
             "bytes": TILE_BYTES,
         }
         return tuple(sizes[axis] for axis in self.axes)

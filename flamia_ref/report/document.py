@@ -8,7 +8,7 @@ from typing import Any
 from flamia_ref.report.model import Report
 
 SCHEMA = "flamia-ref report"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def render(report: Report) -> str:

@@ -1,47 +1,15 @@
-"""The suites: which cases a pack is made of, and why each exists.
+"""The smoke suite: small, and one case for each kind of trouble.
 
 Every `why` is held to the data by tests/golden/test_suites.py.
 """
 
-import math
-
-from flamia_ref._errors import Registry
-from flamia_ref.golden.cases import CaseSpec, Plant
+from flamia_ref.golden.case_fields import Plant
+from flamia_ref.golden.cases import CaseSpec
 from flamia_ref.golden.inputs import Distribution
+from flamia_ref.golden.suites.synthetic import synthetic
 
 
-def _synthetic(
-    name: str,
-    why: str,
-    *,
-    lengths: tuple[int, ...],
-    heads: tuple[int, int],
-    head_dim: int,
-    seed: int,
-    causal: bool = True,
-    distribution: Distribution = Distribution.BELL,
-    exponent: int = -8,
-    plants: tuple[Plant, ...] = (),
-    flags: tuple[str, ...] = (),
-) -> CaseSpec:
-    return CaseSpec(
-        name=name,
-        why=why,
-        lengths=lengths,
-        heads=heads[0],
-        kv_heads=heads[1],
-        head_dim=head_dim,
-        causal=causal,
-        softmax_scale=1 / math.sqrt(head_dim),
-        distribution=distribution,
-        seed=seed,
-        exponent=exponent,
-        plants=plants,
-        flags=flags,
-    )
-
-
-_SMOKE = (
+SMOKE = (
     CaseSpec(
         name="smollm2-layer14",
         why=(
@@ -59,7 +27,7 @@ _SMOKE = (
         exponent=0,
         flags=("real", "partial-block", "grouped-heads"),
     ),
-    _synthetic(
+    synthetic(
         "lengths-around-32",
         "documents of 0, 1, 31, 32 and 33 tokens: an empty one, one key alone, and both sides of a "
         "block's end; the longer ones start inside a block of the packed tensor; nine query heads over "
@@ -68,9 +36,8 @@ _SMOKE = (
         heads=(9, 3),
         head_dim=64,
         seed=1,
-        flags=("empty-document", "partial-block", "grouped-heads"),
     ),
-    _synthetic(
+    synthetic(
         "one-head-200",
         "two key tiles and a peaked softmax: in some rows the maximum rises in the second tile, and "
         "the sums of the first are shifted",
@@ -79,9 +46,8 @@ _SMOKE = (
         head_dim=64,
         seed=2,
         exponent=-6,
-        flags=("partial-block", "several-tiles"),
     ),
-    _synthetic(
+    synthetic(
         "outliers-d128",
         "head dimension 128; one element in 256 is 65536 times larger: it sets the scale of its token, "
         "most of whose other codes are subnormal and some zero",
@@ -91,9 +57,8 @@ _SMOKE = (
         seed=8,
         distribution=Distribution.OUTLIERS,
         exponent=-14,
-        flags=("partial-block",),
     ),
-    _synthetic(
+    synthetic(
         "full-wide-exponents",
         "no mask; exponents over 32 binades within a token and 16 between tokens: more than 12 scale "
         "bytes a tensor, over two codes in five are zero and one in ten is subnormal",
@@ -103,9 +68,8 @@ _SMOKE = (
         causal=False,
         seed=6,
         distribution=Distribution.WIDE,
-        flags=("full", "partial-block"),
     ),
-    _synthetic(
+    synthetic(
         "poison",
         "NaN in K of the first document and infinity in V of the second stay inside their documents; "
         "in the third -0, a zero token of V, and a token without gradient; the last holds one token, "
@@ -124,8 +88,6 @@ _SMOKE = (
             *(Plant(tensor="q", token=49, head=h, channel=9, bits=0x7180) for h in range(2)),
             Plant(tensor="k", token=49, head=0, channel=9, bits=0xF180),
         ),
-        flags=("nan", "partial-block", "grouped-heads"),
+        flags=("nan",),
     ),
 )
-
-SUITES = Registry("suite", [("smoke", _SMOKE)])

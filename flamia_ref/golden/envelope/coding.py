@@ -1,0 +1,213 @@
+"""P and dS as codes: which codes and scales a range of values permits, and what their values may be."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flamia_ref import _float32
+from flamia_ref.arithmetic.interval.tiles import Factor, uncertain_factor
+from flamia_ref.attention import sides
+from flamia_ref.attention.product import Operand
+from flamia_ref.formats import BF16, FORMATS, PRESETS, Overflow, decode, encode
+from flamia_ref.golden.envelope.ranges import Floats, Range, floats, rising, words
+
+Codes = NDArray[Any]
+
+
+class Coded(NamedTuple):
+    """Permitted codes of pairs [tiles, queries, keys] and scales in the shape of their blocks, None without.
+
+    Attributes:
+        low, high: the codes of the least and of the greatest value, under the scale that was given, else under
+            `low_scales` and `high_scales`.
+        low_scales, high_scales: the least and the greatest scale.
+        least, greatest: the values, scale included, as float64; NaN in both where only NaN is permitted.
+        power: [tiles, queries, keys] or a number: the exponent of the least scale.
+    """
+
+    low: Codes
+    high: Codes
+    low_scales: Codes | None
+    high_scales: Codes | None
+    least: Floats
+    greatest: Floats
+    power: Any
+
+    @property
+    def values(self) -> Range:
+        """The values as float32 bits: what a row sum of codes adds up."""
+        low = words(self.least)
+        if self.least is self.greatest:
+            return Range(low, low, np.isnan(self.least))
+        return Range(low, words(self.greatest), np.isnan(self.least))
+
+
+def coded(
+    x: Range,
+    operand: Operand,
+    fold: NDArray[np.uint8] | None,
+    codes: Codes | None,
+    scales: Codes | None,
+) -> Coded:
+    """The codes that `sides.encoded_pairs` gives for any values in `x`. `codes`, `scales`: those that a kernel gave."""
+    element = FORMATS[sides.element(operand)]
+    if operand.format not in PRESETS:
+        found = _scalar(x, operand, fold)
+        return found if codes is None else _given(found, codes, None, operand)
+    low = sides.encoded_pairs(x.low, operand, fold)
+    if x.certain and scales is None:
+        values = _values(low.codes, low.scales, element, operand)
+        found = Coded(
+            low.codes,
+            low.codes,
+            low.scales,
+            low.scales,
+            values,
+            values,
+            _power(low.scales, low.codes.shape),
+        )
+        return found if codes is None else _given(found, codes, None, operand)
+    near, far = _magnitudes(x)
+    first, last = (sides.encoded_pairs(one, operand, fold).scales for one in (near, far))
+    chosen = (first, last) if scales is None else (scales, scales)
+    ends = [_under(x, scale, element, fold) for scale in chosen]
+    least, greatest = (
+        np.minimum(*(end[0] for end in ends)),
+        np.maximum(*(end[1] for end in ends)),
+    )
+    with np.errstate(invalid="ignore"):
+        unknown = x.nan & ~_float32.is_nan(x.low)
+    if unknown.any():  # a NaN in a block makes all of it NaN
+        block = _repeat(_any(unknown, first), unknown.shape)
+        least, greatest = np.where(block, -np.inf, least), np.where(block, np.inf, greatest)
+    # Under another scale the same value has another code: the least and the greatest of both.
+    low_codes, high_codes = ends[0][2], ends[0][3]
+    if not np.array_equal(*chosen):
+        low_codes = _ordered(low_codes, ends[1][2], element, np.less_equal)
+        high_codes = _ordered(high_codes, ends[1][3], element, np.greater_equal)
+    found = Coded(
+        low_codes, high_codes, first, last, least, greatest, _power(chosen[0], x.low.shape)
+    )
+    return found if codes is None else _given(found, codes, scales, operand)
+
+
+def factor(coding: Coded, operand: Operand, *, over_queries: bool) -> Factor:
+    """The left side of a product over keys, [tiles, queries, keys], or over queries, [tiles, keys, queries]."""
+    element = FORMATS[sides.element(operand)]
+    least, greatest, power = (
+        coding.least,
+        coding.greatest,
+        np.broadcast_to(coding.power, coding.least.shape),
+    )
+    if over_queries:
+        least, power = (np.ascontiguousarray(one.swapaxes(1, 2)) for one in (least, power))
+        greatest = (
+            least
+            if coding.least is coding.greatest
+            else np.ascontiguousarray(greatest.swapaxes(1, 2))
+        )
+    return uncertain_factor(least, greatest, power, element)
+
+
+def high_factor(x: Range) -> Factor:
+    """The left side of a guarded product: the values rounded to bfloat16."""
+    low = floats(sides.rounded_bfloat16(x.low))
+    high = low if x.certain else floats(sides.rounded_bfloat16(x.high))
+    return uncertain_factor(low, high, np.int32(0), BF16)
+
+
+def _scalar(x: Range, operand: Operand, fold: NDArray[np.uint8] | None) -> Coded:
+    """Codes without scales of their own, which are monotone in the value."""
+    element = FORMATS[sides.element(operand)]
+    low = sides.encoded_pairs(x.low, operand, fold).codes
+    high = low if x.certain else sides.encoded_pairs(x.high, operand, fold).codes
+    least = _values(low, None, element, operand)
+    greatest = least if x.certain else _values(high, None, element, operand)
+    anything = np.isnan(least) != np.isnan(greatest)
+    if anything.any():
+        least, greatest = np.where(anything, -np.inf, least), np.where(anything, np.inf, greatest)
+    return Coded(low, high, None, None, least, greatest, np.int32(_static(operand)))
+
+
+def _given(found: Coded, codes: Codes, scales: Codes | None, operand: Operand) -> Coded:
+    """The codes that a kernel gave in place of what they may be; their permitted range stays."""
+    element = FORMATS[sides.element(operand)]
+    used = found.low_scales if scales is None else scales
+    values = _values(codes, used, element, operand)
+    return found._replace(
+        least=values,
+        greatest=values,
+        power=_power(used, codes.shape) if used is not None else found.power,
+    )
+
+
+def _under(
+    x: Range, scales: Codes, element: Any, fold: NDArray[np.uint8] | None
+) -> tuple[Floats, Floats, Codes, Codes]:
+    """The least and the greatest value, and their codes, under certain scales: the exact quotient rounded once."""
+    wide = _repeat(scales, x.low.shape)
+    exponent = wide.astype(np.int32) - 127
+    factor = np.ldexp(1.0, -exponent)
+    bad = wide == 255
+    if fold is not None:  # rounds where it leaves subnormals
+        k = fold.astype(np.int32) - np.int32(127)
+        x = rising(lambda y: _float32.shift(y, k), x)
+    found = []
+    for end in (x.low, x.high):
+        with np.errstate(invalid="ignore", over="ignore"):
+            scaled = np.where(bad, np.nan, floats(end) * factor)
+        codes = encode(scaled, element, overflow=Overflow.SATURATE)
+        found.append((decode(codes, element, np.float64) * np.ldexp(1.0, exponent), codes))
+    (least, low), (greatest, high) = found
+    return least, greatest, low, high
+
+
+def _ordered(a: Codes, b: Codes, element: Any, relation: Any) -> Codes:
+    """Of two codes the one whose number is first."""
+    first, second = (decode(codes, element, np.float64) for codes in (a, b))
+    return np.where(relation(first, second) | np.isnan(first), a, b)
+
+
+def _magnitudes(x: Range) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """The least and the greatest magnitude, as bits of positive numbers."""
+    a, b = x.low & _float32.MAGNITUDE, x.high & _float32.MAGNITUDE
+    across = ((x.low ^ x.high) & _float32.SIGN) != 0
+    near = np.where(across, np.uint32(0), np.minimum(a, b))
+    return np.where(_float32.is_nan(x.low), x.low, near), np.maximum(a, b)
+
+
+def _values(codes: Codes, scales: Codes | None, element: Any, operand: Operand) -> Floats:
+    wide = decode(codes, element, np.float64)
+    if scales is None:
+        static = _static(operand)
+        return wide if static == 0 else wide * 2.0**static
+    spread = _repeat(scales, codes.shape)
+    value = wide * np.ldexp(1.0, spread.astype(np.int32) - 127)
+    return np.where(spread == 255, np.nan, value)
+
+
+def _static(operand: Operand) -> int:
+    return 0 if operand.static_scale is None else int(operand.static_scale) - 127
+
+
+def _power(scales: Codes | None, shape: tuple[int, ...]) -> Any:
+    if scales is None:
+        return np.int32(0)
+    return _repeat(scales, shape).astype(np.int32) - np.int32(127)
+
+
+def _repeat(blocks: Codes, shape: tuple[int, ...]) -> Codes:
+    """An array in the shape of blocks, an entry for each element."""
+    for axis in (1, 2):
+        blocks = np.repeat(blocks, shape[axis] // blocks.shape[axis], axis=axis)
+    return blocks
+
+
+def _any(flags: NDArray[np.bool_], blocks: Codes) -> NDArray[np.bool_]:
+    """Whether a block holds one of some elements."""
+    tiles, rows, columns = flags.shape
+    down, across = blocks.shape[1:]
+    return flags.reshape(tiles, down, rows // down, across, columns // across).any(axis=(2, 4))

@@ -1,0 +1,66 @@
+"""What a recipe permits of the tensors of a case, given what a kernel returned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flamia_ref.formats import E8M0, PRESETS
+from flamia_ref.golden.cases import CaseSpec
+from flamia_ref.golden.dataflow import dataflow
+from flamia_ref.golden.envelope.ranges import Range, exactly
+from flamia_ref.golden.envelope.record import Bits, Permitted, Record, wide
+from flamia_ref.golden.stage import Role
+
+if TYPE_CHECKING:
+    from flamia_ref.attention import Recipe
+
+
+def permitted(
+    spec: CaseSpec,
+    recipe: Recipe,
+    expected: Mapping[str, Bits],
+    given: Mapping[str, Bits],
+    wanted: Iterable[str] | None = None,
+) -> dict[str, Permitted]:
+    """Return what is permitted of each tensor in `wanted`, all by default, that orders of additions can change.
+
+    `expected` are the tensors of the pack; `given` those that a kernel gave, by name, as bits of the same shape:
+    float32 as uint32, bfloat16 as uint16. Each is judged by the stages that it is computed from: the kernel's own where
+    it gave them, else what the recipe permits of them.
+
+    Raises ValueError for a recipe without envelopes.
+    """
+    check_supported(recipe)
+    from flamia_ref.golden.envelope.passes import backward, forward
+
+    places = dataflow(recipe).places(spec)
+    asked = frozenset(places) if wanted is None else frozenset(wanted)
+    record = Record(spec, places, {name: x for name, x in given.items() if name in places}, asked)
+    later = any(
+        places[name].stage.backward for name in asked if places[name].stage.role is not Role.INPUT
+    )
+    o = forward(spec, recipe, expected, record)
+    if later:
+        out, lse = (given.get(name, expected[name]) for name in ("out", "lse"))
+        backward(spec, recipe, expected, record, wide(np.asarray(out)), wide(np.asarray(lse)), o)
+    return record.found
+
+
+def check_supported(recipe: Recipe) -> None:
+    """Raise ValueError for a recipe whose steps have no bounds here."""
+    if recipe.gradient.p_for_dv != "recomputed":
+        raise ValueError(
+            f"recipe {recipe.name!r} has p_for_dv {recipe.gradient.p_for_dv!r}; envelopes are of a recomputed P"
+        )
+    for use, operand in recipe.uses():
+        pairs = use.split(".")[1] in ("p", "ds")
+        if pairs and operand.format in PRESETS and PRESETS[operand.format].scale is not E8M0:
+            raise ValueError(f"{use} has scales that are no powers of two; envelopes hold e8m0")
+
+
+def point(bits: Bits) -> Range:
+    """The range of given bits."""
+    return exactly(wide(bits))

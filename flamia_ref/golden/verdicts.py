@@ -1,0 +1,239 @@
+"""The verdict on each tensor of a case: bit for bit, or by the envelope of what it was computed from."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flamia_ref._errors import line
+from flamia_ref.golden.bitwise import Aligned, Bools, values
+from flamia_ref.golden.copies import HEADS
+from flamia_ref.golden.dataflow import visible_pairs
+from flamia_ref.golden.pack import Case
+from flamia_ref.golden.simulation import tiled_scales
+from flamia_ref.golden.stage import Place, Role, View
+from flamia_ref.report.model import Width
+
+if TYPE_CHECKING:
+    from flamia_ref.golden.envelope.record import Permitted
+
+_FLOATS = (View.F32, View.BF16)
+_ROW_STAGES = ("row_max", "row_sum")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Which elements of a tensor fail, which differ and are permitted all the same, and how wide the envelope is.
+
+    `judged`: by an envelope; None of `width`: nothing had to be judged. `note` says why there is none.
+    """
+
+    failing: Bools
+    inside: Bools
+    judged: bool = False
+    width: Width | None = None
+    note: str = ""
+
+
+def judge(
+    case: Case, aligned: Mapping[str, Aligned], handed: frozenset[str] = frozenset()
+) -> dict[str, Verdict]:
+    """Return the verdict on every tensor that was given and could be compared.
+
+    Where all bits are equal that is all. Otherwise what differs, and what is computed from it, is judged by the
+    stages that lead to it: the kernel's own where it gave them, except for those in `handed`, whose bits in the pack
+    it was given, and otherwise what the recipe permits of them. Operands of q, k and v, whose steps leave nothing
+    open, are compared bit for bit.
+    """
+    differs = {name: _differs(case, name, one) for name, one in aligned.items()}
+    apart = {case.places[name].stage.name for name, where in differs.items() if where.any()}
+    found = {
+        name: Verdict(failing=where, inside=np.zeros_like(where)) for name, where in differs.items()
+    }
+    open_ = [name for name in aligned if not _exact(case.places[name])]
+    touched = _with_descendants(case, apart - handed)
+    wanted = [name for name in open_ if case.places[name].stage.name in touched | apart]
+    if not wanted:
+        return found
+    from flamia_ref.attention import Recipe
+
+    recipe = Recipe.from_json(dict(case.recipe.recipe))
+    given = {
+        name: _bits(case.tensors[name])
+        if case.places[name].stage.name in handed
+        else _stored(one, case.places[name])
+        for name, one in aligned.items()
+        if case.places[name].stage.role is not Role.INPUT
+    }
+    try:
+        ways = [_permitted(case, recipe, given, wanted)]
+        if any(
+            _judged(case, name, aligned[name], ways, differs[name]).failing.any() for name in wanted
+        ):
+            schedules = [one for one in recipe.schedules if one.splits in (None, 1)]
+            ways += [
+                _permitted(case, recipe.scheduled(one.name), given, wanted) for one in schedules
+            ]
+    except ValueError as error:
+        note = f"no envelope: {line(str(error))}"
+        return found | {
+            name: Verdict(failing=differs[name], inside=np.zeros_like(differs[name]), note=note)
+            for name in wanted
+        }
+    for name in wanted:
+        found[name] = _judged(case, name, aligned[name], ways, differs[name])
+    return found
+
+
+def consistent(case: Case, aligned: Mapping[str, Aligned]) -> bool:
+    """Return whether the outputs that were given are what some permitted way from the inputs gives.
+
+    The gradients are judged by the out and the lse that were given beside them.
+    """
+    outputs = {
+        name: one for name, one in aligned.items() if case.places[name].stage.role is Role.OUTPUT
+    }
+    alone = judge(case, outputs)
+    return not any(verdict.failing.any() for verdict in alone.values())
+
+
+def _permitted(
+    case: Case, recipe: Any, given: Mapping[str, Any], wanted: Iterable[str]
+) -> "dict[str, Permitted]":
+    from flamia_ref.golden.envelope.judging import permitted
+
+    found = permitted(case.spec, recipe, case.tensors, given, (*wanted, *_sources(case, wanted)))
+    for name in wanted:
+        place = case.places[name]
+        source = place.stage.parents[0] if place.stage.tiled else None
+        if source is not None and source in found:
+            of = case.recipe.dataflow.stages[source]
+            low = tiled_scales(found[source].low, of, place.stage, case.spec)[place.document or 0]
+            known = np.ones(low.shape, dtype=bool)
+            found[name] = type(found[source])(low, low, ~known, known)
+    return found
+
+
+def _sources(case: Case, wanted: Iterable[str]) -> list[str]:
+    """The scales that tiled ones are made from."""
+    return [case.places[name].stage.parents[0] for name in wanted if case.places[name].stage.tiled]
+
+
+def _judged(
+    case: Case, name: str, one: Aligned, ways: "list[dict[str, Permitted]]", differs: Bools
+) -> Verdict:
+    place = case.places[name]
+    optional = place.stage.masked_optional
+    skipped = np.zeros(differs.shape, dtype=bool)
+    if optional:
+        skipped = ~visible_pairs(case.spec, place) & one.skipped()
+    permitted = None
+    for way in ways:
+        if name not in way:
+            continue
+        mine = _inside(way[name], one, place) | skipped
+        if place.stage.name in _ROW_STAGES:
+            mine |= _as_a_pair(way, mine.shape)
+        if permitted is None:
+            permitted = mine
+        elif (
+            len(place.shape) == 3 and place.stage.axes[-1] == "head_dim"
+        ):  # a row is of one schedule
+            whole = mine.all(axis=-1, keepdims=True)
+            permitted = np.where(
+                permitted.all(axis=-1, keepdims=True), permitted, np.where(whole, mine, permitted)
+            )
+        else:
+            permitted = permitted | mine
+    if permitted is None:
+        return Verdict(failing=differs, inside=np.zeros_like(differs))
+    known = ways[0][name].known if name in ways[0] else np.zeros(differs.shape, dtype=bool)
+    failing = np.where(known, ~permitted, differs)
+    unequal = differs | failing
+    return Verdict(
+        failing=failing,
+        inside=unequal & ~failing,
+        judged=True,
+        width=_width(ways[0][name], one, place) if name in ways[0] else None,
+    )
+
+
+def _as_a_pair(way: "dict[str, Permitted]", shape: tuple[int, ...]) -> Bools:
+    """Where the kernel's own maximum and sum give an lse that is permitted: they are never judged alone."""
+    from flamia_ref.golden.envelope.record import PAIR
+
+    return way[PAIR].known if PAIR in way else np.zeros(shape, dtype=bool)
+
+
+def _inside(of: "Permitted", one: Aligned, place: Place) -> Bools:
+    """Which given elements lie between the permitted ends by value, or are a permitted NaN."""
+    view = place.stage.view
+    given = values(_stored(one, place), view)
+    low, high = values(of.low, view), values(of.high, view)
+    only = np.isnan(low) & np.isnan(high)
+    with np.errstate(invalid="ignore"):
+        between = (given >= low) & (given <= high)
+    inside = between | (np.isnan(given) & (of.nan | only))
+    if (
+        view is View.BF16 and one.view is View.F32
+    ):  # what is no bfloat16 cannot be one of its values
+        inside &= ((one.actual & np.uint32(0xFFFF)) == 0) | np.isnan(values(one.actual, one.view))
+    return np.asarray(inside)
+
+
+def _width(of: "Permitted", one: Aligned, place: Place) -> Width:
+    view = place.stage.view
+    low, high = values(of.low, view), values(of.high, view)
+    expected = values(_narrow(one.expected, one, place), view)
+    with np.errstate(invalid="ignore", over="ignore"):
+        wide = np.where(of.known, high - low, 0.0)
+        fine = np.isfinite(expected) & np.isfinite(wide)
+    if not fine.any():
+        return Width(relative=0.0, ambiguous=int(np.count_nonzero(of.known & (low != high))))
+    rms = float(np.sqrt(np.mean(np.square(expected[fine]))))
+    mean = float(np.mean(wide[fine]))
+    return Width(
+        relative=mean / rms if rms else 0.0,
+        ambiguous=int(np.count_nonzero(of.known & (low < high))),
+    )
+
+
+def _differs(case: Case, name: str, one: Aligned) -> Bools:
+    differs = one.differs()
+    place = case.places[name]
+    if place.stage.masked_optional:
+        differs &= visible_pairs(case.spec, place) | ~one.skipped()
+    return differs
+
+
+def _exact(place: Place) -> bool:
+    """Whether nothing is open in how a tensor is computed: inputs, and what is made of q, k and v."""
+    name = place.stage.name
+    return place.stage.role is Role.INPUT or name.split(".")[0] in {*HEADS} - {"do"}
+
+
+def _with_descendants(case: Case, stages: frozenset[str] | set[str]) -> set[str]:
+    """Some stages and all that is computed from them, what was handed over aside."""
+    found = set(stages)
+    for stage in case.recipe.dataflow.stages.values():
+        if found & set(stage.parents):
+            found.add(stage.name)
+    return found
+
+
+def _stored(one: Aligned, place: Place) -> Any:
+    """Given bits in the type of the pack; float32 that is no bfloat16 stays what it is, and so outside."""
+    return _narrow(one.actual, one, place)
+
+
+def _narrow(bits: Any, one: Aligned, place: Place) -> Any:
+    if place.stage.view is View.BF16 and one.view is View.F32:
+        exact = (bits & np.uint32(0xFFFF)) == 0
+        narrow = (bits >> np.uint32(16)).astype(np.uint16)
+        return np.where(exact, narrow, np.uint16(0x7FFF))
+    return bits
+
+
+def _bits(tensor: Any) -> Any:
+    return tensor.view(np.uint32) if tensor.dtype == np.float32 else tensor

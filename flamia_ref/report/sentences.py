@@ -1,0 +1,92 @@
+"""What all forms of a report say in the same words."""
+
+from flamia_ref.report.model import CaseResult, Diagnosis, Report, Status, TensorResult
+
+# Numbers on both sides of zero are billions of steps apart, which says nothing.
+_MOST_STEPS = 4096
+
+
+def verdict(report: Report) -> str:
+    """Return PASS or FAIL, and how many cases there are of each status."""
+    counts = {
+        status: sum(case.status is status for case in report.cases)
+        for status in Status
+        if any(case.status is status for case in report.cases)
+    }
+    parts = ", ".join(f"{count} {status}" for status, count in counts.items())
+    cases = "1 case" if len(report.cases) == 1 else f"{len(report.cases)} cases"
+    return f"{'PASS' if report.passed else 'FAIL'}: {cases}: {parts or 'none compared'}"
+
+
+def departure(case: CaseResult) -> str:
+    """Return at which stage a case departs, and how sure that is. The case must depart."""
+    if case.suspects:
+        return (
+            f"first departs at {case.departs}, of the tensors given; an inference: the fault may "
+            f"lie before it, in {', '.join(case.suspects)}"
+        )
+    first = case.first
+    before = case.tensors[: case.tensors.index(first)] if first is not None else ()
+    equal = "equal or inside its envelope" if any(one.inside for one in before) else "equal"
+    return f"first departs at {case.departs}; every stage that leads to it is {equal}"
+
+
+def diagnosis(one: Diagnosis) -> str:
+    """Return a diagnosis as a sentence with what it explains."""
+    return f"{one.sentence} (explains {one.explained} of the {one.failing} elements that fail in {one.name})"
+
+
+def consistency(case: CaseResult) -> str:
+    """Return what is known of the outputs from end to end, "" where that was not asked."""
+    if case.consistent is None:
+        return ""
+    if case.consistent:
+        return "consistent: some way that the recipe permits leads from the inputs to these outputs"
+    return "not consistent: no way that the recipe permits leads from the inputs to these outputs"
+
+
+def failing(one: TensorResult) -> int:
+    """Return how many elements of a tensor fail."""
+    return one.differing - one.inside
+
+
+def steps(one: TensorResult) -> str:
+    """Return the largest distance of a tensor in representable numbers, "" where it says nothing."""
+    if one.largest_steps is None or one.largest_steps > _MOST_STEPS:
+        return ""
+    return f"{one.largest_steps} step{'s' * (one.largest_steps != 1)} of the format"
+
+
+def tensor(one: TensorResult) -> str:
+    """Return the result of one tensor as a line."""
+    parts = [f"{one.name}: {one.status}"]
+    if one.differing:
+        parts.append(f"{one.differing} of {one.elements} elements")
+    if one.inside:
+        parts.append(f"{one.inside} of them inside the envelope")
+    if one.largest is not None:
+        parts.append(f"largest difference {one.largest:.6g}")
+    if steps(one):
+        parts.append(steps(one))
+    if one.envelope is not None:
+        parts.append(width(one))
+    if one.note:
+        parts.append(one.note)
+    return ", ".join(parts)
+
+
+def width(one: TensorResult) -> str:
+    """Return how wide the envelope of a tensor is. The tensor must have one."""
+    if one.envelope is None:
+        raise ValueError(f"{one.name} has no envelope; ask only for tensors that have one")
+    return (
+        f"envelope {one.envelope.relative:.2g} of the rms wide, {one.envelope.ambiguous} ambiguous"
+    )
+
+
+def recipe_of(report: Report, case: CaseResult) -> str:
+    """Return the recipe that a case is of: the longest one of the report that ends its name, or ""."""
+    named = [name for name in report.evidence if name and case.name.endswith(f".{name}")]
+    if not named and len(report.evidence) == 1:
+        return next(iter(report.evidence))
+    return max(named, key=len, default="")
