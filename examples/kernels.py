@@ -31,6 +31,16 @@ def v_scale_off_by_one(q, k, v, **arguments):
     return numpy_kernel(q, k, wrong, **arguments)
 
 
+def scales_rounded_down(q, k, v, *, recipe_json, **arguments):
+    """The simulator, on numpy, with one mistake that people make: scales of blocks are rounded down.
+
+    That is the rule of the OCP specification. The quantizers of NVIDIA's libraries round up, so that
+    the largest value of a block does not saturate.
+    """
+    rule = recipe_json.replace('"te-mx-e4m3"', '"ocp-mx-floor-e4m3"')
+    return numpy_kernel(q, k, v, recipe_json=rule, **arguments)
+
+
 def delta_of_truncated_o(q, k, v, *, dout, recipe_json, trace=(), **settings):
     """The simulator, on numpy, with one fault in the backward: delta takes another O than was returned.
 

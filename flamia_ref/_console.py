@@ -5,13 +5,15 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 from flamia_ref._errors import line
 
 _PROGRESS_AFTER = 2.0  # seconds
+_BAR = 24  # characters
 
 
 class Stopped(KeyboardInterrupt):
@@ -142,3 +144,55 @@ def progress() -> Callable[[int, int, str], None] | None:
             print(f"{done} of {total} done, now {name}", file=sys.stderr)
 
     return report
+
+
+@contextmanager
+def bar() -> Iterator[Callable[[int, int, str], None] | None]:
+    """Give a reporter that draws a bar on a terminal when the work takes a while, and clears it at the end.
+
+    It is None where standard error is no terminal; where the terminal cannot go back in a line, it
+    prints a line a step.
+    """
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield progress()
+        return
+    start = time.monotonic()
+    drawn = False
+
+    def report(done: int, total: int, name: str) -> None:
+        nonlocal drawn
+        seconds = time.monotonic() - start
+        if seconds > _PROGRESS_AFTER:
+            drawn = True
+            text = _bar(done, total, seconds, name)[: max(20, _columns() - 1)]
+            print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield report
+    finally:
+        if drawn:
+            with suppress(OSError):
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _bar(done: int, total: int, seconds: float, name: str) -> str:
+    """One line: a bar, how much is done, how long it takes yet, and what is being done."""
+    full = _BAR * done // max(total, 1)
+    left = f", {_duration(seconds / done * (total - done))} left" if done else ""
+    return f"[{'#' * full}{'-' * (_BAR - full)}] {done}/{total}{left}: {line(name)}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return (
+        f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+        if minutes >= 60
+        else f"{minutes}:{rest:02d}"
+    )
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80

@@ -2,14 +2,13 @@
 
 Exit status: 0 all is well, 1 a mismatch or a leak was found, 2 bad usage or input, or the work could
 not be done, 128 and more a signal ended it. Results go to standard output; errors, one line each, progress,
-and whatever a kernel prints to standard error. SIGINT, SIGTERM and SIGHUP leave nothing half-written;
-SIGKILL may leave a hidden ``.NAME.*.part`` beside the folder or file that was being written, and a
-pack that was being replaced as ``.NAME.*.old``.
+and whatever a kernel prints to standard error. No result is ever half-written. A run of ``golden make``
+that is stopped, by whatever, leaves the cases that are done in a hidden folder ``.NAME.part``, says so
+where it can, and is resumed by the same command; SIGKILL may leave a hidden ``*.part`` file too.
 """
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import signal
 import sys
@@ -24,7 +23,6 @@ from flamia_ref._errors import line, printable
 # Everything else is imported by the command that needs it, so that --help is quick.
 if TYPE_CHECKING:
     from flamia_ref.attention import Recipe
-    from flamia_ref.golden import Manifest
 
 
 class _Parser(argparse.ArgumentParser):
@@ -49,17 +47,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _console.write(parsed.json, document)
         _console.show(document if parsed.json == "-" else _lines(text))
     except _console.Stopped as stop:
+        if kept := _notes(stop):
+            _console.complain(kept)
         return 128 + stop.number
-    except KeyboardInterrupt:
-        _console.complain("interrupted")
+    except KeyboardInterrupt as stop:
+        _console.complain("; ".join(["interrupted", *filter(None, [_notes(stop)])]))
         return 128 + signal.SIGINT
     except (ValueError, TypeError, ImportError, OSError, MemoryError) as error:
-        _console.complain(str(error) or type(error).__name__)
+        message = str(error) or type(error).__name__
+        _console.complain("; ".join([message, *filter(None, [_notes(error)])]))
         return 2
     except Exception:  # noqa: BLE001  a fault of ours must not look like a mismatch, which is 1
         traceback.print_exc()
         return 2
     return code
+
+
+def _notes(error: BaseException) -> str:
+    """What was noted of an error: what a run that is stopped has left for the next one."""
+    return "; ".join(getattr(error, "__notes__", ()))
 
 
 def _lines(text: str) -> str:
@@ -75,29 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"flamia-ref {__version__}")
     groups = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
 
+    from flamia_ref import cli_formats, cli_golden
+
     golden = _group(groups, "golden", "make golden packs, and check kernels against them")
-    make = _command(golden, "make", "run the simulator on a suite of cases and write a pack", _make)
-    make.add_argument("folder", metavar="DIR", help="the folder to write; it must not exist")
-    make.add_argument(
-        "--recipe",
-        metavar="NAME|FILE",
-        action="append",
-        help="a recipe by name, or a JSON file of one; may be repeated (default: flamia-mxfp8-folded)",
-    )
-    make.add_argument("--suite", default="smoke", help="the cases to run (default: smoke)")
-    make.add_argument("--force", action="store_true", help="replace an existing pack")
-
-    check = _command(golden, "check", "compare a kernel, or its results, with a pack", _check)
-    check.add_argument("folder", metavar="DIR", help="the pack")
-    actual = check.add_mutually_exclusive_group(required=True)
-    actual.add_argument(
-        "--actual", metavar="PATH", help="a folder of CASE.safetensors, or one such file"
-    )
-    actual.add_argument("--kernel", metavar="MODULE:FUNCTION", help="a Python callable")
-
-    show = _command(golden, "show", "say what a pack or one of its cases holds", _show)
-    show.add_argument("folder", metavar="DIR", help="the pack")
-    show.add_argument("case", metavar="CASE", nargs="?", help="a case; its digests are verified")
+    cli_golden.add_commands(lambda *given: _command(golden, *given), _recipe)
+    cli_golden.add_explain(lambda *given: _command(groups, *given))
 
     leak = _group(groups, "leak", "whether an output depends on a token that it must not see")
     demo = _command(
@@ -198,8 +186,6 @@ def _parser() -> argparse.ArgumentParser:
         " is no nvcc or no GPU."
     )
 
-    from flamia_ref import cli_formats
-
     formats = _group(groups, "formats", "number formats and block formats")
     cli_formats.add_commands(lambda *given: _command(formats, *given))
 
@@ -245,68 +231,6 @@ def _command(
 
 # Each command returns its exit status, its result as text, and its result as JSON text.
 Result = tuple[int, str, str]
-
-
-def _make(options: argparse.Namespace) -> Result:
-    from flamia_ref.golden import DEFAULT_RECIPES, make
-
-    manifest = make(
-        options.folder,
-        [_recipe(name) for name in options.recipe or DEFAULT_RECIPES],
-        options.suite,
-        force=options.force,
-        progress=_console.progress(),
-    )
-    text = f"wrote {options.folder}: {_summary(manifest)}"
-    document = {
-        "folder": options.folder,
-        "cases": [case.name for case in manifest.cases],
-        "bytes": manifest.size,
-        "digest": manifest.digest,
-    }
-    return 0, text, _json(document)
-
-
-def _check(options: argparse.Namespace) -> Result:
-    from flamia_ref import kernels
-    from flamia_ref.golden import check, load
-
-    pack = load(options.folder)
-    # What a kernel prints must not end up in the JSON.
-    with contextlib.redirect_stdout(sys.stderr):
-        actual = options.actual if options.kernel is None else kernels.load(options.kernel)
-        report = check(pack, actual, progress=_console.progress())
-    report = dataclasses.replace(
-        report, pack=options.folder, subject=options.kernel or options.actual
-    )
-    return report.exit_code, report.to_text(), report.to_json()
-
-
-def _show(options: argparse.Namespace) -> Result:
-    from flamia_ref.golden import load
-
-    pack = load(options.folder)
-    if options.case is None:
-        lines = [f"{options.folder}: {_summary(pack.manifest)}"]
-        lines += [f"{case.name}\n    {case.spec.why}" for case in pack]
-        return 0, "\n".join(lines), pack.manifest.to_json()
-    case = pack[options.case]
-    data = {
-        field.name: getattr(case.spec, field.name)
-        for field in dataclasses.fields(case.spec)
-        if field.name != "plants"
-    }
-    lines = [f"{key}: {_words(value)}" for key, value in data.items()]
-    lines += [f"recipe: {case.entry.recipe}, evidence {case.recipe.evidence}", "tensors:"]
-    tensors = []
-    width = max(map(len, case.tensors))
-    for name, tensor in case.tensors.items():
-        entry = case.entry.tensors[name]
-        tensors.append(dataclasses.asdict(entry))
-        shape = list(tensor.shape)
-        lines.append(f"    {name:<{width}}  {entry.view:<8} {shape}  {entry.sha256[:16]}")
-    document = {"name": case.name, "recipe": case.entry.recipe, "spec": data, "tensors": tensors}
-    return 0, "\n".join(lines), _json(document)
 
 
 def _require_picture(picture: str | None, options: argparse.Namespace) -> None:
@@ -503,18 +427,6 @@ def _recipe(given: str) -> "Recipe":
         raise ValueError(f"recipe file {given} is not UTF-8 text: {error}") from error
     except ValueError as error:
         raise ValueError(f"recipe file {given}: {error}") from error
-
-
-def _summary(manifest: "Manifest") -> str:
-    recipes = ", ".join(f"{name} ({one.evidence})" for name, one in manifest.recipes.items())
-    return (
-        f"suite {manifest.suite}, {len(manifest.cases)} cases, {manifest.size / 1e6:.2f} MB, "
-        f"numerics version {manifest.numerics_version}, {recipes}, digest {manifest.digest}"
-    )
-
-
-def _words(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def _json(document: object) -> str:

@@ -4,6 +4,7 @@ At import it needs the standard library and pytest only. It does nothing until a
 
 - ``pytest --pyargs flamia_ref.properties --flamia-kernel module:function`` runs the property suites on a kernel.
 - ``--flamia-pack DIR`` gives the fixture `golden_case`: a test that takes it runs once for each case of the pack.
+  What it is, is in `flamia_ref.golden.testing`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from flamia_ref.golden import Case
-    from flamia_ref.properties.files import Expectation
+    from flamia_ref.golden.expectations import Expectation
+    from flamia_ref.golden.testing import GoldenCase
     from flamia_ref.properties.suite import Suite
 
     class _Failed(Exception):
@@ -35,6 +36,7 @@ _NO_KERNEL = (
 _NO_PACK = "no pack was given: add --flamia-pack DIR, a folder that `flamia-ref golden make` wrote"
 _NOTE = "flamia"
 _EXPECTED: pytest.StashKey[Mapping[str, Expectation]] = pytest.StashKey()
+_GOLDEN: pytest.StashKey[list[Any]] = pytest.StashKey()  # the parameters of golden_case, read once
 
 
 class PropertyFailed(_Failed):
@@ -110,6 +112,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--flamia-pack", metavar="DIR", help="the golden pack that golden_case runs through"
     )
+    group.addoption(
+        "--flamia-cases",
+        metavar="NAME|GLOB",
+        action="append",
+        default=[],
+        help="the cases of the pack that golden_case runs through: all; may be given again",
+    )
+    group.addoption(
+        "--flamia-golden-expect",
+        metavar="FILE",
+        help="TOML or JSON that says which cases are skipped or expected to fail, and why",
+    )
+    group.addoption(
+        "--flamia-html", metavar="FILE", help="write one report of all cases that were checked"
+    )
+    group.addoption("--flamia-report-json", metavar="FILE", help="the same as data")
     parser.addini("flamia_pack", "the same as --flamia-pack", default="")
 
 
@@ -125,6 +143,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
         with _refused():
             config.stash[_EXPECTED] = read_expectations(path)
+    html, as_json = (config.getoption(name) for name in ("--flamia-html", "--flamia-report-json"))
+    at_home = not hasattr(config, "workerinput")  # xdist's workers send what they found here
+    if at_home and (html is not None or as_json is not None):
+        from flamia_ref.golden.testing import Gatherer
+
+        with _refused():
+            for file in (html, as_json):
+                _check_folder(file)
+        config.pluginmanager.register(Gatherer(_pack_of(config), html=html, as_json=as_json))
+
+
+def _check_folder(file: str | None) -> None:
+    """Refuse a file in a folder that is not there before hours of tests, not after them."""
+    if file is not None and not os.path.isdir(os.path.dirname(file) or "."):
+        raise ValueError(f"cannot write {file}: there is no folder {os.path.dirname(file)}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -228,48 +261,61 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             terminalreporter.line(note)
 
 
-class GoldenCase:
-    """One case of the pack of --flamia-pack, for a test to run its kernel on. `str` is the name of the case."""
+@pytest.fixture
+def golden_case(request: pytest.FixtureRequest) -> Iterator[GoldenCase]:
+    """One case of the pack of --flamia-pack: a test that takes it runs once for each of them.
 
-    def __init__(self, case: Case) -> None:
-        self.case = case
+    `golden_case.check(kernel)` runs a kernel, `golden_case.check(results)` compares a dict of arrays
+    that were made from `golden_case.inputs()` or `golden_case.operands()`.
+    """
+    from flamia_ref.golden import testing
 
-    def __str__(self) -> str:
-        return self.case.name
+    yield from testing.golden_case(request)
 
-    def inputs(self) -> dict[str, Any]:
-        """Copies of q, k, v and dout in bfloat16, and of cu_seqlens in int32."""
-        return dict(self.case.inputs())
 
-    def check(self, results: Mapping[str, Any] | Callable[..., Any]) -> None:
-        """Compare a kernel's results, a dict of arrays by name, or run a kernel. The test fails with the report."""
-        __tracebackhide__ = True
-        from flamia_ref import golden
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add what golden_case found to the report of a test."""
+    report = yield
+    if "golden_case" in getattr(item, "fixturenames", ()) and _pack_of(item.config):
+        from flamia_ref.golden import testing
 
-        actual = results if callable(results) else {self.case.name: results}
-        try:
-            report = golden.check(self.case, actual)
-        except (ValueError, TypeError) as error:
-            raise _Failed(str(error), pytrace=False) from None
-        if not report.passed:
-            pytest.fail(str(report), pytrace=False)
+        testing.finish(item, call, report)
+    return report
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that takes `golden_case` once for each case, in the order of the pack."""
     if "golden_case" not in metafunc.fixturenames:
         return
-    folder = metafunc.config.getoption("--flamia-pack") or metafunc.config.getini("flamia_pack")
+    config = metafunc.config
+    folder = _pack_of(config)
     if not folder:
-        skipped = pytest.param(None, marks=pytest.mark.skip(reason=_NO_PACK), id="no-pack")
-        metafunc.parametrize("golden_case", [skipped])
-        return
-    from flamia_ref import golden
+        cases = [pytest.param(None, marks=pytest.mark.skip(reason=_NO_PACK), id="no-pack")]
+    elif _GOLDEN in config.stash:
+        cases = config.stash[_GOLDEN]
+    else:
+        from flamia_ref.golden import testing
+        from flamia_ref.golden.expectations import read_expectations
 
-    with _refused():
-        pack = golden.load(folder)
-    cases = [pytest.param(GoldenCase(case), id=case.name) for case in pack]
-    metafunc.parametrize("golden_case", cases)
+        with _refused():
+            file = config.getoption("--flamia-golden-expect")
+            expected = {} if file is None else read_expectations(file, what="case")
+            cases = testing.parameters(folder, config.getoption("--flamia-cases"), expected)
+        config.stash[_GOLDEN] = cases
+    metafunc.parametrize("golden_case", cases, indirect=True)
+
+
+def _pack_of(config: pytest.Config) -> str:
+    """The folder of the option, or that of the ini file, which is relative to it; "" for none."""
+    given = config.getoption("--flamia-pack")
+    if given:
+        return str(given)
+    written = str(config.getini("flamia_pack"))
+    beside = os.path.dirname(config.inipath) if config.inipath else ""
+    return os.path.join(beside, written) if written else ""
 
 
 @contextmanager

@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from flamia_ref._errors import shown, unknown_name
+from flamia_ref.golden import expectations
+from flamia_ref.golden.expectations import Expectation as Expectation
+from flamia_ref.golden.expectations import Outcome as Outcome
+from flamia_ref.golden.expectations import read_text
 from flamia_ref.properties.catalogue import PROPERTIES
 from flamia_ref.properties.drawn import Edit, Example
 
 _BEGIN, _END = "@example(", ")"
 _MADE = {"Example": Example, "Edit": Edit}
-_LARGEST = 1 << 24
-
-
-class Outcome(StrEnum):
-    """What a file can say of a property."""
-
-    SKIP = "skip"
-    """It is not tested."""
-    XFAIL = "xfail"
-    """It is known not to hold: that it does is a failure."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Expectation:
-    """What is expected of one property, and why."""
-
-    outcome: Outcome
-    reason: str
 
 
 def read_expectations(path: str | os.PathLike[str]) -> dict[str, Expectation]:
@@ -47,29 +28,11 @@ def read_expectations(path: str | os.PathLike[str]) -> dict[str, Expectation]:
 
     Raises ValueError for a file that cannot be read, an unknown property, another outcome, and no reason.
     """
-    where = Path(path)
-    text = _text(where)
-    try:
-        found: Any = json.loads(text) if where.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        kind = "JSON" if where.suffix == ".json" else "TOML"
-        raise ValueError(f"{where} is not {kind}: {shown(str(error))}") from None
-    if not isinstance(found, Mapping):
-        raise ValueError(f"{where} holds {shown(found)}; it must have a table for each property")
-    return {name: _expectation(where, name, entry) for name, entry in found.items()}
-
-
-def _expectation(where: Path, name: str, entry: Any) -> Expectation:
-    if name not in PROPERTIES:
-        raise ValueError(f"{where}: {unknown_name('property', name, PROPERTIES)}")
-    if not isinstance(entry, Mapping) or set(entry) != {"outcome", "reason"}:
-        raise ValueError(f"{where}: {name} is {shown(entry)}; give outcome and reason")
-    if entry["outcome"] not in list(Outcome):
-        raise ValueError(f"{where}: {unknown_name('outcome', entry['outcome'], Outcome)} ({name})")
-    reason = entry["reason"]
-    if not isinstance(reason, str) or not reason.strip():
-        raise ValueError(f"{where}: the reason of {name} is {shown(reason)}; say why")
-    return Expectation(outcome=Outcome(entry["outcome"]), reason=reason)
+    found = expectations.read_expectations(path, what="property")
+    for name in found:
+        if name not in PROPERTIES:
+            raise ValueError(f"{path}: {unknown_name('property', name, PROPERTIES)}")
+    return found
 
 
 def example_line(example: Example) -> str:
@@ -86,7 +49,7 @@ def read_examples(path: str | os.PathLike[str]) -> tuple[Example, ...]:
     """
     where = Path(path)
     found = []
-    for number, line in enumerate(_text(where).splitlines(), start=1):
+    for number, line in enumerate(read_text(where).splitlines(), start=1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue
@@ -130,17 +93,6 @@ def _value(node: ast.expr) -> Any:
             return tuple(_value(element) for element in elements)
         case _:
             return ast.literal_eval(node)
-
-
-def _text(path: Path) -> str:
-    try:
-        if path.stat().st_size > _LARGEST:
-            raise ValueError(f"{path} has more than {_LARGEST} bytes, which is no such file")
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: byte {error.start}") from error
 
 
 def _one_line(error: BaseException) -> str:

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from flamia_ref.golden import arrays as arrays
     from flamia_ref.golden.cases import CaseSpec as CaseSpec
     from flamia_ref.golden.comparison import check as check
+    from flamia_ref.golden.explanation import explain as explain
     from flamia_ref.golden.flashinfer import export_flashinfer as export_flashinfer
+    from flamia_ref.golden.headers import include_dir as include_dir
     from flamia_ref.golden.making import DEFAULT_RECIPES as DEFAULT_RECIPES
     from flamia_ref.golden.making import make as make
     from flamia_ref.golden.manifest import Manifest as Manifest
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from flamia_ref.golden.pack import Case as Case
     from flamia_ref.golden.pack import Pack as Pack
     from flamia_ref.golden.pack import load as load
+    from flamia_ref.golden.raw import write_raw as write_raw
     from flamia_ref.golden.recipes import NUMERICS_VERSION as NUMERICS_VERSION
     from flamia_ref.golden.suites import SUITES as SUITES
 else:
@@ -45,12 +48,15 @@ else:
             "arrays": [],
             "cases": ["CaseSpec"],
             "comparison": ["check"],
+            "explanation": ["explain"],
             "flashinfer": ["export_flashinfer"],
+            "headers": ["include_dir"],
             "making": ["DEFAULT_RECIPES", "make"],
             "manifest": ["Manifest"],
             "merging": ["merge"],
             "migration": ["migrate"],
             "pack": ["Case", "Pack", "load"],
+            "raw": ["write_raw"],
             "recipes": ["NUMERICS_VERSION"],
             "suites": ["SUITES"],
         },

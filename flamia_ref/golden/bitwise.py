@@ -20,7 +20,7 @@ _ACCEPTED = {
     View.F4_E2M1: ("U8", "F4_E2M1"),
     View.F8_E4M3: ("U8", "F8_E4M3"),
     View.F8_E8M0: ("U8", "F8_E8M0"),
-    View.F8_UE4M3: ("U8",),
+    View.F8_UE4M3: ("U8", "F8_E4M3"),
     View.BF16: ("U16", "BF16", "F32"),
     View.F32: ("F32", "U32"),
     View.I32: ("I32", "I64"),

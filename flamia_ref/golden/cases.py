@@ -16,8 +16,8 @@ from flamia_ref.golden.case_fields import Plant as Plant
 from flamia_ref.golden.case_fields import Rows as Rows
 from flamia_ref.golden.case_fields import Twin as Twin
 from flamia_ref.golden.files import tensors_from_bytes
-from flamia_ref.golden.inputs import MAX_EXPONENT, TENSORS, U16, Distribution, hashed
 from flamia_ref.golden.flags import FLAGS as FLAGS
+from flamia_ref.golden.inputs import MAX_EXPONENT, TENSORS, U16, Distribution, hashed
 from flamia_ref.packing import Documents, Mask
 from flamia_ref.packing.mask import ALIGNMENTS
 
@@ -28,6 +28,8 @@ RECORDINGS = ("smollm2-layer14", "smollm2-layer28")  # by the seed of a recorded
 
 LARGEST = 1 << 24  # a bound on each count of a case, so that products stay far from 2^64
 MOST_DOCUMENTS = 1 << 14
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaseSpec:
     """What a case is, without its results.
@@ -90,9 +92,7 @@ class CaseSpec:
             if any(not 0 <= n <= LARGEST for n in lengths):
                 raise ValueError(f"case {self.name}: every length must be 0 to {LARGEST} tokens")
             if sum(lengths) > LARGEST:
-                raise ValueError(
-                    f"case {self.name}: {sum(lengths)} tokens are more than {LARGEST}"
-                )
+                raise ValueError(f"case {self.name}: {sum(lengths)} tokens are more than {LARGEST}")
         if not (math.isfinite(self.softmax_scale) and self.softmax_scale > 0):
             raise ValueError(
                 f"case {self.name}: softmax_scale is {self.softmax_scale}; it must be above 0"
@@ -121,7 +121,9 @@ class CaseSpec:
         if tensor not in TENSORS or not 0 <= bits < 2**16:
             return False
         sizes = self.shape_of(tensor)
-        return all(0 <= first < end <= size for (first, end), size in zip(ranges, sizes, strict=True))
+        return all(
+            0 <= first < end <= size for (first, end), size in zip(ranges, sizes, strict=True)
+        )
 
     def _check_mask(self) -> None:
         if self.key_lengths is not None and len(self.key_lengths) != len(self.lengths):
@@ -151,7 +153,9 @@ class CaseSpec:
         given = {"out": self.tokens, "lse": self.tokens, "dq": self.tokens}
         given |= {"dk": self.key_tokens, "dv": self.key_tokens}
         if not PLAIN_NAME.match(twin.case) or twin.case == self.name:
-            raise ValueError(f"case {self.name}: twin {shown(twin.case)} is no name of another case")
+            raise ValueError(
+                f"case {self.name}: twin {shown(twin.case)} is no name of another case"
+            )
         if twin.changed.end > ends.get(twin.changed.tensor, 0):
             raise ValueError(f"case {self.name}: {shown(twin.changed)} are no rows of an input")
         for rows in twin.equal:
@@ -281,7 +285,9 @@ def _fill(bits: U16, fill: Fill) -> None:
     boxes = (fill.tokens, fill.heads, fill.channels)
     places = np.ogrid[tuple(slice(first, end) for first, end in boxes)]
     token, head, channel = (at - first for at, (first, _) in zip(places, boxes, strict=True))
-    values = fill.bits + token * fill.steps[0] + head * fill.steps[1] + channel // 32 * fill.steps[2]
+    values = (
+        fill.bits + token * fill.steps[0] + head * fill.steps[1] + channel // 32 * fill.steps[2]
+    )
     box = tuple(slice(first, end) for first, end in boxes)
     bits[box] = (values & 0xFFFF).astype(np.uint16)
 

@@ -5,23 +5,25 @@ import os
 import platform
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flamia_ref._errors import line, shown, unknown_name
+from flamia_ref.arithmetic import INSTRUCTIONS
 from flamia_ref.golden import spread, twins, verdicts
 from flamia_ref.golden.actual import Given, Results, cases_of, from_arrays, from_kernel, from_path
 from flamia_ref.golden.bitwise import Aligned, align
 from flamia_ref.golden.dataflow import OUTPUTS, visible_pairs
 from flamia_ref.golden.diagnosis import difference
+from flamia_ref.golden.expectations import chosen
 from flamia_ref.golden.mistakes import diagnose as named_mistakes
 from flamia_ref.golden.pack import Case, Pack, load
 from flamia_ref.golden.recipes import provenance
 from flamia_ref.golden.stage import Role, View
 from flamia_ref.golden.verdicts import Verdict
+from flamia_ref import kernels
 from flamia_ref.kernels import Unsupported
 from flamia_ref.report.model import CaseResult, Diagnosis, Report, Status, TensorResult
 
@@ -39,6 +41,7 @@ def check(
     cases: Sequence[str] | None = None,
     repeats: int = 1,
     diagnose: bool = True,
+    instruction: str | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Compare what a kernel gives with a pack, or with one case of it.
@@ -53,7 +56,9 @@ def check(
 
     `cases` are names or patterns such as "poison.*", all by default. `repeats`: how often a kernel is
     called on each case; results that differ are no results. `diagnose`: whether known mistakes are tried
-    on cases that fail.
+    on cases that fail. `instruction`: the one in `flamia_ref.arithmetic.INSTRUCTIONS` that adds the
+    products of this kernel instead of those of the recipe, where its device has not these; envelopes are
+    then those of that instruction, and nothing else changes.
 
     Raises ValueError or TypeError for a damaged pack, for results without any stage or output, for
     results that are the pack itself, for patterns that no case has, and where the kernel fails.
@@ -62,7 +67,11 @@ def check(
         pack = load(pack)
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
         raise ValueError(f"repeats is {shown(repeats)}; it must be a whole number from 1 up")
-    known = _chosen(cases_of(pack), cases)
+    if instruction is not None:
+        INSTRUCTIONS[instruction]  # an unknown one is refused here
+    known = cases_of(pack)
+    if cases is not None:
+        known = {case.name: case for case in chosen(known.values(), cases)}
     results = _results(known, actual)
     for case in results.cases:
         case.verify()  # a kernel may run for hours
@@ -71,13 +80,20 @@ def check(
     for done, case in enumerate(results.cases):
         if progress is not None:
             progress(done, len(results.cases), case.name)
-        found, given = _case(case, results, repeats=repeats, diagnose=diagnose)
+        found, given = _case(
+            case, results, repeats=repeats, diagnose=diagnose, instruction=instruction
+        )
         compared.append(_with_command(found, pack, results.subject))
         if given is not None:
             kept[case.name] = _outputs(given)
     compared = _with_leaks(results.cases, compared, kept)
     skipped = [name for name in known if name not in {case.name for case in results.cases}]
     left_out = (f"cases not compared: {', '.join(skipped)}",) if skipped else ()
+    by_instruction = (
+        ()
+        if instruction is None
+        else (f"products are judged as {instruction} adds them, not as the recipe says",)
+    )
     recipes = {case.entry.recipe: case.recipe for case in results.cases}
     numerics_version = results.cases[0].numerics_version
     return Report(
@@ -87,26 +103,8 @@ def check(
         evidence={name: str(recipe.evidence) for name, recipe in recipes.items()},
         environment={"python": platform.python_version(), "numpy": np.__version__},
         cases=tuple(compared),
-        notes=(*left_out, *results.notes, *provenance(numerics_version, recipes)),
+        notes=(*left_out, *results.notes, *by_instruction, *provenance(numerics_version, recipes)),
     )
-
-
-def _chosen(cases: dict[str, Case], patterns: Sequence[str] | None) -> dict[str, Case]:
-    if patterns is None:
-        return cases
-    if isinstance(patterns, str):
-        raise TypeError(
-            f"cases is the string {shown(patterns)}; give a sequence of names or patterns"
-        )
-    found: dict[str, Case] = {}
-    for pattern in patterns:
-        some = {name: case for name, case in cases.items() if fnmatchcase(name, pattern)}
-        if not some:
-            raise unknown_name("case", pattern, cases)
-        found |= some
-    if not found:
-        raise ValueError("cases is empty; name one at least")
-    return {name: case for name, case in cases.items() if name in found}
 
 
 def _results(cases: Mapping[str, Case], actual: Actual) -> Results:
@@ -118,7 +116,7 @@ def _results(cases: Mapping[str, Case], actual: Actual) -> Results:
         return from_path(cases, Path(actual))
     if isinstance(actual, Mapping):
         return from_arrays(cases, actual)
-    if callable(actual):
+    if callable(actual) or kernels.staged(actual) is not None:
         return from_kernel(cases, actual)
     raise TypeError(
         f"actual is {shown(type(actual).__name__)}; give a kernel, a path, or a mapping of cases"
@@ -126,13 +124,13 @@ def _results(cases: Mapping[str, Case], actual: Actual) -> Results:
 
 
 def _case(
-    case: Case, results: Results, *, repeats: int, diagnose: bool
+    case: Case, results: Results, *, repeats: int, diagnose: bool, instruction: str | None
 ) -> tuple[CaseResult, Given | None]:
-    known = {"why": case.spec.why, "flags": case.spec.flags}
+    known: dict[str, Any] = {"why": case.spec.why, "flags": case.spec.flags}
     try:
         given = results.source(case)
     except Unsupported as refusal:
-        note = line(str(refusal))
+        note = refusal.note
         return CaseResult(name=case.name, status=Status.SKIPPED, note=note, **known), None
     if given is None:
         note = "no results were given"
@@ -149,7 +147,9 @@ def _case(
             unsteady[name] = max(unsteady.get(name, 0), count)
     # Any bits may come, and a kernel may have told numpy to raise on them.
     with np.errstate(all="ignore"):
-        return _compared(case, given, results, unsteady, diagnose=diagnose, **known), given
+        return _compared(
+            case, given, results, unsteady, diagnose=diagnose, instruction=instruction, **known
+        ), given
 
 
 def _compared(
@@ -159,6 +159,7 @@ def _compared(
     unsteady: Mapping[str, int],
     *,
     diagnose: bool,
+    instruction: str | None,
     **known: Any,
 ) -> CaseResult:
     aligned: dict[str, Aligned] = {}
@@ -173,7 +174,7 @@ def _compared(
                         name=name, stage=place.stage.name, status=status, note=note
                     )
     handed = results.handed(case)
-    judged = verdicts.judge(case, aligned, handed)
+    judged = verdicts.judge(case, aligned, handed, instruction=instruction)
     compared = [
         failed[name] if name in failed else _tensor(case, name, aligned, judged[name])
         for name in case.places
@@ -198,7 +199,7 @@ def _compared(
         not_given=_not_given(case, given),
         departs=None if departed is None else departed.stage,
         suspects=() if departed is None else case.recipe.dataflow.suspects(departed.stage, whole),
-        consistent=_consistent(case, aligned, judged),
+        consistent=_consistent(case, aligned, judged, instruction),
         diagnoses=diagnoses,
         note="" if _has_backward(case, given) else _FORWARD_ONLY,
         **known,
@@ -210,7 +211,10 @@ def _first_status(tensors: Sequence[TensorResult]) -> Status:
 
 
 def _consistent(
-    case: Case, aligned: Mapping[str, Aligned], judged: Mapping[str, Verdict]
+    case: Case,
+    aligned: Mapping[str, Aligned],
+    judged: Mapping[str, Verdict],
+    instruction: str | None,
 ) -> bool | None:
     """Whether the outputs are permitted whatever lies between; None where every bit is equal."""
     if not any(verdict.failing.any() or verdict.inside.any() for verdict in judged.values()):
@@ -219,7 +223,7 @@ def _consistent(
     between = any(case.places[name].stage.role is Role.STAGE for name in judged)
     if not between:
         return not any(judged[name].failing.any() for name in outputs)
-    return verdicts.consistent(case, aligned)
+    return verdicts.consistent(case, aligned, instruction=instruction)
 
 
 def _unequal(given: Given, again: Given | None) -> dict[str, int]:

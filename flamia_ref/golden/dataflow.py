@@ -58,7 +58,9 @@ class Dataflow:
 
         A tensor that the case has not is no parent of another either.
         """
-        absent = {one.name for one in self.stages.values() if one.needs and not getattr(case, one.needs)}
+        absent = {
+            one.name for one in self.stages.values() if one.needs and not getattr(case, one.needs)
+        }
         found = {}
         for stage in self.stages.values():
             if stage.name in absent:

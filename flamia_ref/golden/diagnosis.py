@@ -1,6 +1,7 @@
 """Where in the attention an element of a tensor is, and what stands beside it."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,7 +27,7 @@ def difference(case: Case, name: str, index: Index, aligned: Mapping[str, Aligne
     scale = code = None
     if stage.scales is not None:
         scales = case.recipe.dataflow.stages[stage.scales]
-        at = _scale_of(case.spec, dict(zip(stage.axes, index, strict=True)), scales)
+        at = _scale_of(case.spec, _at(stage, index), scales)
         scale = _pair(case, _named(stage.scales, place), at, aligned)
     elif stage.view in (View.F8_E8M0, View.F8_UE4M3):
         source = stage.parents[0] if stage.tiled else stage.name
@@ -53,21 +54,45 @@ def coordinates(case: Case, place: Place, index: Index) -> Where:
     16 of them in FP4, or of keys; `token block` and `query block` are named where the scale is that of
     such a block.
     """
-    spec = case.spec
-    at = dict(zip(place.stage.axes, index, strict=True))
+    spec = _Packed.of(case.spec, place.stage)
+    at = _at(place.stage, index)
     if "starts" in at:
         return {"entry": at["starts"]}
+    if "sinks" in at:
+        return {"head": at["sinks"]}
     if place.stage.tiled:
         return _tiled(case, place, at)
     document = _document(spec, at) if place.document is None else place.document
     found: Where = {"document": document}
     found["head" if "heads" in at else "kv head"] = at.get("heads", at.get("kv_heads", 0))
     if place.document is None:
-        return found | _row(case, document, at) | _channels(spec, at, place.stage.block)
+        channels = _channels(case.spec, at, place.stage.block)
+        return found | _row(case, spec, document, at) | channels
     return found | _pair_of(case, document, at)
 
 
-def _document(spec: CaseSpec, at: At) -> int:
+class _Packed(NamedTuple):
+    """Where documents start among the tokens that an axis counts, the queries or the keys, and how long they are."""
+
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, spec: CaseSpec, stage: Stage) -> "_Packed":
+        if stage.of_keys or stage.name == "cu_seqlens_k":
+            return cls(spec.key_starts, spec.lengths_of_keys)
+        return cls(spec.starts, spec.lengths)
+
+
+def _at(stage: Stage, index: Index) -> At:
+    """Return an index by the names of the axes, those of keys like those of queries."""
+    return {
+        axis.removeprefix("key_") if axis.startswith("key_token") else axis: at
+        for axis, at in zip(stage.axes, index, strict=True)
+    }
+
+
+def _document(spec: _Packed, at: At) -> int:
     """Return the document that holds a token, or a block of tokens. Empty documents hold none."""
     if "tokens" in at:
         starts, of = spec.starts, at["tokens"]
@@ -76,7 +101,7 @@ def _document(spec: CaseSpec, at: At) -> int:
     return int(np.searchsorted(starts, of, side="right")) - 1
 
 
-def _block_starts(spec: CaseSpec) -> tuple[int, ...]:
+def _block_starts(spec: _Packed) -> tuple[int, ...]:
     """Return the first token block of each document, and their number."""
     starts = [0]
     for length in spec.lengths:
@@ -84,12 +109,12 @@ def _block_starts(spec: CaseSpec) -> tuple[int, ...]:
     return tuple(starts)
 
 
-def _row(case: Case, document: int, at: At) -> Where:
-    start, length = case.spec.starts[document], case.spec.lengths[document]
+def _row(case: Case, spec: _Packed, document: int, at: At) -> Where:
+    start, length = spec.starts[document], spec.lengths[document]
     if "tokens" in at:
         row = at["tokens"] - start
         return {"token": start + row, "position": row, "tile": row // _rows(case, at)}
-    block = at["token_blocks"] - _block_starts(case.spec)[document]
+    block = at["token_blocks"] - _block_starts(spec)[document]
     row, last = block * BLOCK, min((block + 1) * BLOCK, length) - 1
     return {
         "tokens": f"{start + row} to {start + last}",
@@ -111,6 +136,7 @@ def _channels(spec: CaseSpec, at: At, size: int) -> Where:
 
 def _pair_of(case: Case, document: int, at: At) -> Where:
     start, length = case.spec.starts[document], case.spec.lengths[document]
+    key_start, keys = case.spec.key_starts[document], case.spec.lengths_of_keys[document]
     found: Where = {}
     if "queries" in at:
         query = at["queries"]
@@ -128,8 +154,8 @@ def _pair_of(case: Case, document: int, at: At) -> Where:
         "block": key // BLOCK,
     }
     if "keys" in at:
-        return found | {"key": key, "key token": start + key}
-    return found | {"keys": f"{key} to {min(key + BLOCK, length) - 1}"}
+        return found | {"key": key, "key token": key_start + key}
+    return found | {"keys": f"{key} to {min(key + BLOCK, keys) - 1}"}
 
 
 def _rows(case: Case, at: At) -> int:
@@ -138,11 +164,11 @@ def _rows(case: Case, at: At) -> int:
 
 
 def _tiled(case: Case, place: Place, at: At) -> Where:
-    spec, document = case.spec, place.document or 0
+    spec, document = _Packed.of(case.spec, place.stage), place.document or 0
     heads = "heads" if "heads" in at else "kv_heads"
     found: Where = {"document": document, heads.replace("_", " ")[:-1]: at[heads]}
     row, column = _untiled(at)
-    if not _inside(spec, place.stage, document, at):
+    if not _inside(case.spec, place.stage, document, at):
         return found | {"row": row, "column": column, "in": "the padding"}
     start = spec.starts[document]
     if "token_tiles" in at:
@@ -166,12 +192,36 @@ def _untiled(at: At) -> tuple[int, int]:
     return row, across * TILE_COLUMNS + byte % 4
 
 
+def source_of_tile(case: Case, place: Place, index: Index) -> Index | None:
+    """Return the index of the scale that a byte of a tile holds. None for padding."""
+    at = dict(zip(place.stage.axes, index, strict=True))
+    spec, document = case.spec, place.document or 0
+    if not _inside(spec, place.stage, document, at):
+        return None
+    row, column = _untiled(at)
+    source = case.recipe.dataflow.stages[place.stage.parents[0]]
+    token, channel, size = row, column * place.stage.block, place.stage.block
+    if "channel_tiles" in at:
+        token, channel = column * BLOCK, row
+    tokens = _Packed.of(spec, source)
+    known = {
+        "tokens": tokens.starts[document] + token,
+        "token_blocks": _block_starts(tokens)[document] + token // BLOCK,
+        "head_dim": channel,
+        "channel_blocks": channel // size,
+        "one": 0,
+    }
+    first, _, last = (axis.removeprefix("key_") for axis in source.axes)
+    return (known[first], index[0], known[last])
+
+
 def _inside(spec: CaseSpec, stage: Stage, document: int, at: At) -> bool:
     """Return whether a byte of a tile is a scale, not padding."""
     row, column = _untiled(at)
-    rows, columns = spec.lengths[document], blocks(spec.head_dim, stage.block)
+    length = _Packed.of(spec, stage).lengths[document]
+    rows, columns = length, blocks(spec.head_dim, stage.block)
     if "channel_tiles" in at:
-        rows, columns = spec.head_dim, blocks(spec.lengths[document])
+        rows, columns = spec.head_dim, blocks(length)
     return row < rows and column < columns
 
 
@@ -193,19 +243,20 @@ def _scale_of(spec: CaseSpec, at: At, scales: Stage) -> Index:
         if axis in at:
             known[by] = at[axis] // size
     if "tokens" in at:
-        document = _document(spec, at)
-        row = at["tokens"] - spec.starts[document]
-        known["token_blocks"] = _block_starts(spec)[document] + row // BLOCK
-    return tuple(known[axis] for axis in scales.axes)
+        tokens = _Packed.of(spec, scales)
+        document = _document(tokens, at)
+        row = at["tokens"] - tokens.starts[document]
+        known["token_blocks"] = _block_starts(tokens)[document] + row // BLOCK
+    return tuple(known[axis] for axis in _at(scales, (0,) * len(scales.axes)))
 
 
 def _code_under(case: Case, place: Place, index: Index) -> Index | None:
     """Return the index of the first code under a scale. None for padding."""
-    spec, size = case.spec, place.stage.block
-    at = dict(zip(place.stage.axes, index, strict=True))
+    spec, size = _Packed.of(case.spec, place.stage), place.stage.block
+    at = _at(place.stage, index)
     if place.stage.tiled:
         document = place.document or 0
-        if not _inside(spec, place.stage, document, at):
+        if not _inside(case.spec, place.stage, document, at):
             return None
         row, column = _untiled(at)
         token, channel = (row, column * size)

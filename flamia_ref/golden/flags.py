@@ -28,7 +28,7 @@ FLAGS = MappingProxyType(
         "subnormal": "subnormal inputs, or scales at their smallest (leanprover/TensorLib PR #99)",
         "zero-blocks": "blocks of zeros, and -0 (huggingface/kernels-community PR #680)",
         "scale-ladder": (
-            "the scales of neighbours differ, along every axis (NVIDIA/Fuser PR #4745)"
+            "the scales of nearly all neighbours differ, along every axis (NVIDIA/Fuser PR #4745)"
         ),
         "scale-padding": (
             "the padding of tiled scales is NaN, and no kernel may read it "

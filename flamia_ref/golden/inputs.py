@@ -131,7 +131,8 @@ def _exponents(h: U64, distribution: Distribution, exponent: int) -> npt.NDArray
             return base
         case Distribution.LADDER:
             t, head, c = np.ogrid[tuple(slice(size) for size in h.shape)]
-            return base + (5 * t + 19 * head + 7 * (c // 16)) % 31 - 15
+            base += (5 * t + 19 * head + 7 * (c // 16)) % 31 - 15
+            return base
         case Distribution.OUTLIERS:
             return base + np.where(h & np.uint64(255), 0, 16)
         case Distribution.WIDE:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from flamia_ref import sweep
 from flamia_ref._errors import Registry, shown
+from flamia_ref.golden import digests
 from flamia_ref.golden.canonical import render, sha256
 from flamia_ref.golden.cases import PLAIN_NAME, CaseSpec
 from flamia_ref.golden.dataflow import dataflow
@@ -74,7 +75,7 @@ class Job:
             (key, TensorEntry.of(place, little_endian(stored[key].array)))
             for key, place in dataflow(recipe).places(self.spec).items()
         ]
-        return CaseEntry(
+        entry = CaseEntry(
             name=name,
             recipe=recipe.name,
             spec=self.spec,
@@ -83,6 +84,8 @@ class Job:
             sha256=sha256(data),
             tensors=Registry("tensor", entries),
         )
+        digests.verify(entry)
+        return entry
 
 
 @cache

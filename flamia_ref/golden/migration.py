@@ -109,14 +109,17 @@ def _require_gradients(document: Mapping[str, Any]) -> None:
 
 def _with_defaults(document: dict[str, Any]) -> dict[str, Any]:
     """Return a document of version 2 in the words of this version: the fields that came later, layouts."""
-    later = {
-        one.name: one.default for one in fields(CaseSpec) if one.default is not MISSING
-    } | {"plants": (), "flags": ()}
+    later = {one.name: one.default for one in fields(CaseSpec) if one.default is not MISSING} | {
+        "plants": (),
+        "flags": (),
+    }
     cases = []
     for case in document["cases"]:
         unknown = set(case["spec"]) & (set(later) - {"plants", "flags"})
         if unknown:
-            raise ValueError(f"case {shown(case['name'])} has {sorted(unknown)[0]}, which came later")
+            raise ValueError(
+                f"case {shown(case['name'])} has {sorted(unknown)[0]}, which came later"
+            )
         spec = {key: _plain(value) for key, value in later.items()} | case["spec"]
         tensors = {
             name: tensor | {"layout": _layout(name, tensor["layout"])}

@@ -9,10 +9,10 @@ from typing import Any
 
 import ml_dtypes
 
-from flamia_ref._errors import Registry, shown, unknown_name
-from flamia_ref.golden.canonical import sha256
+from flamia_ref._errors import Registry, unknown_name
+from flamia_ref.golden.case_file import CaseFile
 from flamia_ref.golden.cases import CaseSpec
-from flamia_ref.golden.files import Tensor, little_endian, read_plain, tensors_from_bytes
+from flamia_ref.golden.files import Tensor, read_plain
 from flamia_ref.golden.inputs import TENSORS
 from flamia_ref.golden.manifest import FILE_NAME, MAX_BYTES, CaseEntry, Manifest
 from flamia_ref.golden.recipes import RecipeEntry
@@ -22,7 +22,7 @@ from flamia_ref.golden.stage import Place
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Case:
-    """One case of a pack. Its tensors are read, and their digests checked, on first use.
+    """One case of a pack. Each of its tensors is read, and its digest checked, when it is used.
 
     `tensors` maps names to read-only arrays of the stored types, in dataflow order: bfloat16 and
     8-bit codes and scales are unsigned integers. `str(case)` is its name, so a case is an id in
@@ -66,14 +66,20 @@ class Case:
         return Registry("tensor", ((name, known[name]) for name in self.entry.tensors))
 
     @cached_property
-    def tensors(self) -> Mapping[str, Tensor]:
-        """All tensors by name. Raises ValueError where the file is not what the manifest says."""
-        return Registry("tensor", _checked(self.path, self.entry).items())
+    def tensors(self) -> CaseFile:
+        """All tensors by name, each read when it is looked up.
+
+        Raises ValueError, now or at a look-up, where the file is not what the manifest says. The file's
+        own digest is checked once all tensors have been read; `verify` checks everything at once.
+        """
+        return CaseFile(self.path, self.entry)
 
     def verify(self) -> None:
-        """Read everything and check its digests. Raises ValueError where the file is not what the manifest says."""
-        for name in self.tensors:
-            self.tensors[name]
+        """Read everything once and check all digests, with bounded memory.
+
+        Raises ValueError where the file is not what the manifest says.
+        """
+        self.tensors.verify()
 
     def inputs(self) -> dict[str, Tensor]:
         """Return copies of q, k, v and dout in bfloat16, and of cu_seqlens in int32."""
@@ -116,7 +122,9 @@ class Pack:
 
 
 def load(folder: str | os.PathLike[str]) -> Pack:
-    """Open a pack. The manifest and the sizes of all files are checked now, digests on first use.
+    """Open a pack. The manifest and the sizes of all files are checked now, digests at use.
+
+    `Case.verify` checks the digests of a case before any use.
 
     Raises ValueError where the folder holds no pack, or a file is missing, is of another size, or
     is a symbolic link.
@@ -176,29 +184,3 @@ def _check_size(path: Path, entry: CaseEntry) -> None:
     size = path.stat().st_size
     if size != entry.size:
         raise ValueError(f"{path} has {size} bytes; the manifest says {entry.size}")
-
-
-def _checked(path: Path, entry: CaseEntry) -> dict[str, Tensor]:
-    data = read_plain(path, limit=entry.size)
-    if len(data) != entry.size:
-        raise ValueError(f"{path} has {len(data)} bytes; the manifest says {entry.size}")
-    stored = tensors_from_bytes(data, source=str(path))
-    for name in stored:
-        if name not in entry.tensors:
-            raise ValueError(f"{path} holds tensor {shown(name)}, which the manifest does not list")
-    tensors = {}
-    for name, listed in entry.tensors.items():
-        if name not in stored:
-            raise ValueError(f"{path} lacks tensor {name}, which the manifest lists")
-        found = stored[name]
-        if (found.dtype, found.array.shape) != (listed.dtype, listed.shape):
-            raise ValueError(
-                f"{path}: tensor {name} is {found.dtype} {list(found.array.shape)}; "
-                f"the manifest says {listed.dtype} {list(listed.shape)}"
-            )
-        if sha256(little_endian(found.array)) != listed.sha256:
-            raise ValueError(f"{path}: tensor {name} was changed since it was written")
-        tensors[name] = found.array
-    if sha256(data) != entry.sha256:
-        raise ValueError(f"{path} was changed since it was written, outside its tensors")
-    return tensors

@@ -128,10 +128,11 @@ class Unfinished:
         """
         try:
             record = json.loads(read_plain(self._record(name), limit=_RECORD_BYTES))
-            data = read_plain(self.pack / _file(name), limit=record["size"])
+            path = self.pack / _file(name)
+            data = read_plain(path, limit=path.lstat().st_size)
             if (record["job"], record["sha256"]) == (job, sha256(data)):
                 return data
-        except (ValueError, LookupError, TypeError, RecursionError):
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             pass
         return None
 

@@ -33,14 +33,18 @@ _SIZES = {
 
 
 def by_steps(one: Aligned, where: Bools) -> Mapping[str, int]:
-    """Count elements by their distance in representable numbers: "1", "2", "3-4", "5-8", ..., and "NaN"."""
+    """Count elements by their distance in representable numbers: "0" for zeros of different sign, "1", "2", "3-4",
+    "5-8", ..., and "NaN"."""
     nan = np.isnan(one.values(one.expected[where])) | np.isnan(one.values(one.actual[where]))
     distance = np.abs(
         ordinals(one.expected[where], one.view) - ordinals(one.actual[where], one.view)
     )
     found: dict[str, int] = {}
-    # Bucket n holds distances above 2^(n-1) and up to 2^n; both zeros are one number, at distance 0.
-    bucket = np.ceil(np.log2(np.maximum(distance[~nan], 1))).astype(np.int64)
+    # Bucket n holds distances above 2^(n-1) and up to 2^n.
+    zeros = int(np.count_nonzero(distance[~nan] == 0))
+    if zeros:
+        found["0"] = zeros
+    bucket = np.ceil(np.log2(distance[~nan & (distance > 0)])).astype(np.int64)
     for power, count in zip(*np.unique(bucket, return_counts=True), strict=True):
         least, most = 2 ** int(power) // 2 + 1, 2 ** int(power)
         found[str(most) if least >= most else f"{least}-{most}"] = int(count)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,11 +164,13 @@ def _marks(expectation: expectations.Expectation | None) -> list[Any]:
     return [pytest.mark.xfail(reason=expectation.reason, strict=True, raises=CaseFailed)]
 
 
-def golden_case(request: pytest.FixtureRequest, record: Callable[[str, object], None]) -> Any:
+def golden_case(request: pytest.FixtureRequest) -> Iterator[GoldenCase]:
     """Return the case of a test, whose checks go to the report of the run. A generator: it ends with the test."""
     case, place = request.param
     found: list[Report] = []
-    yield GoldenCase(case, record, found)
+    # The fixture record_property does the same, and warns where the family of JUnit files is xunit2.
+    properties = request.node.user_properties
+    yield GoldenCase(case, lambda name, value: properties.append((name, value)), found)
     tested = [[request.node.nodeid, place, report.to_json()] for report in found]
     request.node.stash[_FOUND] = [json.dumps(one) for one in tested]
 
@@ -208,7 +210,13 @@ class Gatherer:
             terminalreporter.line(note)
 
 
-def attach(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Add what the test of a report found to it, as text, which crosses to another process."""
-    if _FOUND in item.stash:
+def finish(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    """Add what a test found to its report, and leave the first line of a failure to summaries.
+
+    pytest's summary, where the environment has CI, and JUnit files would have the whole text twice.
+    """
+    if call.when == "teardown" and _FOUND in item.stash:
         setattr(report, ATTRIBUTE, item.stash[_FOUND])
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None and call.excinfo is not None and call.excinfo.errisinstance(CaseFailed):
+        crash.message = crash.message.partition("\n")[0]

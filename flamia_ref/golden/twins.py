@@ -115,8 +115,8 @@ def _differing(name: str, first: Tensor, second: Tensor) -> npt.NDArray[np.bool_
         raise ValueError(f"{name} is {one.dtype}; give bfloat16, its bits, or float32")
     one, other = one.view(bits), other.view(bits)
     # Beyond infinity by magnitude is NaN.
-    infinity, sign = (0x7F80, 0x8000) if bits is np.uint16 else (0x7F800000, 0x80000000)
-    both_nan = ((one & ~bits(sign)) > infinity) & ((other & ~bits(sign)) > infinity)
+    infinity, rest = (0x7F80, 0x7FFF) if bits is np.uint16 else (0x7F800000, 0x7FFFFFFF)
+    both_nan = ((one & bits(rest)) > infinity) & ((other & bits(rest)) > infinity)
     differs = (one != other) & ~both_nan
     tokens = 1 if name == "lse" else 0
     return np.asarray(differs.any(tuple(axis for axis in range(differs.ndim) if axis != tokens)))

@@ -37,14 +37,18 @@ class Verdict:
 
 
 def judge(
-    case: Case, aligned: Mapping[str, Aligned], handed: frozenset[str] = frozenset()
+    case: Case,
+    aligned: Mapping[str, Aligned],
+    handed: frozenset[str] = frozenset(),
+    *,
+    instruction: str | None = None,
 ) -> dict[str, Verdict]:
     """Return the verdict on every tensor that was given and could be compared.
 
     Where all bits are equal that is all. Otherwise what differs, and what is computed from it, is judged by the
     stages that lead to it: the kernel's own where it gave them, except for those in `handed`, whose bits in the pack
     it was given, and otherwise what the recipe permits of them. Operands of q, k and v, whose steps leave nothing
-    open, are compared bit for bit.
+    open, are compared bit for bit. `instruction`: as in `flamia_ref.golden.check`.
     """
     differs = {name: _differs(case, name, one) for name, one in aligned.items()}
     apart = {case.places[name].stage.name for name, where in differs.items() if where.any()}
@@ -67,13 +71,14 @@ def judge(
         if case.places[name].stage.role is not Role.INPUT
     }
     try:
-        ways = [_permitted(case, recipe, given, wanted)]
+        ways = [_permitted(case, recipe, given, wanted, instruction)]
         if any(
             _judged(case, name, aligned[name], ways, differs[name]).failing.any() for name in wanted
         ):
             schedules = [one for one in recipe.schedules if one.splits in (None, 1)]
             ways += [
-                _permitted(case, recipe.scheduled(one.name), given, wanted) for one in schedules
+                _permitted(case, recipe.scheduled(one.name), given, wanted, instruction)
+                for one in schedules
             ]
     except ValueError as error:
         note = f"no envelope: {line(str(error))}"
@@ -86,7 +91,9 @@ def judge(
     return found
 
 
-def consistent(case: Case, aligned: Mapping[str, Aligned]) -> bool:
+def consistent(
+    case: Case, aligned: Mapping[str, Aligned], *, instruction: str | None = None
+) -> bool:
     """Return whether the outputs that were given are what some permitted way from the inputs gives.
 
     The gradients are judged by the out and the lse that were given beside them.
@@ -94,16 +101,27 @@ def consistent(case: Case, aligned: Mapping[str, Aligned]) -> bool:
     outputs = {
         name: one for name, one in aligned.items() if case.places[name].stage.role is Role.OUTPUT
     }
-    alone = judge(case, outputs)
+    alone = judge(case, outputs, instruction=instruction)
     return not any(verdict.failing.any() for verdict in alone.values())
 
 
 def _permitted(
-    case: Case, recipe: Any, given: Mapping[str, Any], wanted: Iterable[str]
+    case: Case,
+    recipe: Any,
+    given: Mapping[str, Any],
+    wanted: Iterable[str],
+    instruction: str | None,
 ) -> "dict[str, Permitted]":
     from flamia_ref.golden.envelope.judging import permitted
 
-    found = permitted(case.spec, recipe, case.tensors, given, (*wanted, *_sources(case, wanted)))
+    found = permitted(
+        case.spec,
+        recipe,
+        case.tensors,
+        given,
+        (*wanted, *_sources(case, wanted)),
+        instruction=instruction,
+    )
     for name in wanted:
         place = case.places[name]
         source = place.stage.parents[0] if place.stage.tiled else None

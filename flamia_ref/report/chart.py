@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from flamia_ref.report.markup import Html, element, short, text
-from flamia_ref.report.model import HeatMap, TensorResult
+from flamia_ref.report.model import HeatMap, Status, TensorResult
 
 MOST_CELLS = 48
 """Cells of a picture along an axis, unless a page asks for fewer; with more, neighbours are added up."""
@@ -20,6 +20,7 @@ _SIDES = (2, 5, 6.5, 8, 10)
 _MEANINGS = ("none fails", "up to a quarter", "up to half", "more than half", "all fail")
 
 _BAR_WIDTH, _BAR_HEIGHT = 160, 10
+_NO_AXIS = "one"  # the axis of what has one element a row
 _WORST = 3  # cells that are named
 
 Rows = tuple[tuple[int, ...], ...]
@@ -32,6 +33,7 @@ def heat_map(name: str, given: HeatMap, most: int = MOST_CELLS) -> Html:
     colour has to be told from another. A cell without an element is left empty.
     """
     shown = _coarser(given, most)
+    two = shown.columns != _NO_AXIS
     failing = sum(count > 0 for row in shown.counts for count in row)
     cells = sum(size > 0 for row in shown.sizes for size in row)
     label = f"Heat map of {name}: elements fail in {failing} of {cells} cells"
@@ -40,8 +42,8 @@ def heat_map(name: str, given: HeatMap, most: int = MOST_CELLS) -> Html:
         _picture(shown, label),
         element(
             "figcaption",
-            text(f"{label}. Rows: {_axis(shown.rows, shown.row_size)}; columns: "),
-            text(f"{_axis(shown.columns, shown.column_size)}."),
+            text(f"{label}. Rows: {_axis(shown.rows, shown.row_size)}"),
+            text(f"; columns: {_axis(shown.columns, shown.column_size)}." if two else "."),
             text(f" Most: {'; '.join(_worst(shown))}." if failing else ""),
         ),
         class_="map",
@@ -84,7 +86,7 @@ def histogram(one: TensorResult) -> Html:
             "tr",
             element("th", text(distance, 40), scope="row"),
             element("td", text(count), class_="n"),
-            element("td", _bar(count, most)),
+            element("td", _bar(count, most, one.status is Status.PASS)),
         )
         for distance, count in one.steps.items()
     ]
@@ -113,12 +115,12 @@ def is_code(name: str) -> bool:
     return not {"codes", "scales", "token_scales", "tiled"}.isdisjoint(name.split("."))
 
 
-def _bar(count: int, most: int) -> Html:
+def _bar(count: int, most: int, passed: bool) -> Html:
     width = max(1, round(_BAR_WIDTH * count / most)) if count > 0 else 0
     return element(
         "svg",
         element("rect", width=width, height=_BAR_HEIGHT),
-        class_="bar",
+        class_="bar inside" if passed else "bar",
         width=_BAR_WIDTH,
         height=_BAR_HEIGHT,
         aria_hidden="true",
@@ -208,8 +210,9 @@ def _worst(shown: HeatMap) -> Iterator[str]:
     ]
     for count, y, x in sorted(cells)[:_WORST]:
         row = _range(shown.rows, y, shown.row_size)
-        column = _range(shown.columns, x, shown.column_size)
-        yield f"{row}, {column} ({-count} of {shown.sizes[y][x]})"
+        column = f", {_range(shown.columns, x, shown.column_size)}"
+        at = row if shown.columns == _NO_AXIS else row + column
+        yield f"{at} ({-count} of {shown.sizes[y][x]})"
 
 
 def _range(name: str, number: int, size: int) -> str:

@@ -138,7 +138,7 @@ def _tensors(case: CaseResult) -> Html:
     told = [
         one
         for one in case.tensors
-        if one.status is not Status.PASS or one.differing or one.note or one.envelope is not None
+        if one.status is not Status.PASS or one.differing or one.note or _is_wide(one)
     ]
     parts = []
     if told:
@@ -167,6 +167,11 @@ def _tensors(case: CaseResult) -> Html:
     return lines(parts)
 
 
+def _is_wide(one: TensorResult) -> bool:
+    """Return whether some element of a tensor may have more than one value."""
+    return one.envelope is not None and (one.envelope.relative != 0 or one.envelope.ambiguous != 0)
+
+
 _NUMBERS = (
     "elements",
     "differ",
@@ -192,7 +197,7 @@ def _row(one: TensorResult) -> Html:
         str(one.differing),
         "" if wide is None else str(one.inside),
         "" if one.largest is None else f"{one.largest:.6g}",
-        "" if one.largest_steps is None else str(one.largest_steps),
+        sentences.steps(one, short=True),
         "" if wide is None else f"{wide.relative:.2g}",
         "" if wide is None else str(wide.ambiguous),
     )

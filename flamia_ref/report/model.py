@@ -97,7 +97,8 @@ class TensorResult:
     `differing` of `elements` differ; `inside` of those are permitted by the envelope, all others
     fail. `largest_steps` is the largest distance in representable numbers, and `largest` in value;
     None where a side is NaN or nothing differs. `steps` counts the elements that differ by their
-    distance in representable numbers: "1", "2", "3-4", "5-8", ..., and "NaN". `note` says what else
+    distance in representable numbers: "0" for zeros of different sign, "1", "2", "3-4", "5-8", ...,
+    and "NaN". `note` says what else
     there is to say.
     """
 
@@ -202,8 +203,8 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """Exit status of a command that reports this: 0 passed, 1 not."""
-        return 0 if self.passed else 1
+        """Exit status of a command that reports this: 0 passed, 1 not, 2 nothing was compared."""
+        return {Status.PASS: 0, Status.SKIPPED: 2}.get(self.status, 1)
 
     def to_text(self) -> str:
         """Return the report for people."""

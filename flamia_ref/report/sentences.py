@@ -50,10 +50,14 @@ def failing(one: TensorResult) -> int:
     return one.differing - one.inside
 
 
-def steps(one: TensorResult) -> str:
+def steps(one: TensorResult, *, short: bool = False) -> str:
     """Return the largest distance of a tensor in representable numbers, "" where it says nothing."""
-    if one.largest_steps is None or one.largest_steps > _MOST_STEPS:
+    if one.largest_steps is None:
         return ""
+    if one.largest_steps > _MOST_STEPS:
+        return f"over {_MOST_STEPS}" if short else ""
+    if short:
+        return str(one.largest_steps)
     return f"{one.largest_steps} step{'s' * (one.largest_steps != 1)} of the format"
 
 

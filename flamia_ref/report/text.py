@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from flamia_ref._errors import printable
 from flamia_ref.report import sentences
-from flamia_ref.report.model import CaseResult, Difference, Report, Status
+from flamia_ref.report.model import CaseResult, Difference, Report, Status, TensorResult
 
 _LISTED = 14
 """Tensors of a case that have a line of their own: a case that fails fits on a screen."""
@@ -56,9 +56,16 @@ def _tensors(case: CaseResult) -> Iterator[str]:
         yield f"    and {len(told) - _LISTED} more: {names}"
     within = [one for one in case.tensors if one.status is Status.PASS and one.inside]
     if within:
-        parts = (f"{one.name} ({sentences.width(one)})" for one in within[:_LISTED] if one.envelope)
+        parts = [f"{one.name} ({_width(one)})" for one in within[:_LISTED]]
         more = f", and {len(within) - _LISTED} more" if len(within) > _LISTED else ""
-        yield f"    not equal, inside the envelope: {', '.join(parts)}{more}"
+        yield (
+            "    differ from the pack, inside the envelope of their inputs (its mean width over the"
+            f" rms): {', '.join(parts)}{more}"
+        )
+
+
+def _width(one: TensorResult) -> str:
+    return "unknown" if one.envelope is None else f"{one.envelope.relative:.2g}"
 
 
 def _difference(first: Difference) -> Iterator[str]:

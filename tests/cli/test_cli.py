@@ -106,13 +106,13 @@ def test_version_and_help(run: Run) -> None:
         (["golden", "make"], "the following arguments are required: DIR"),
         (["golden", "check", "pack"], "one of the arguments --actual --kernel is required"),
         (["golden", "check", "p", "--actual", "a", "--kernel", "m:f"], "not allowed with"),
-        (["golden", "make", "pack", "--raw"], "unrecognized arguments: --raw"),
+        (["golden", "make", "pack", "--rows"], "unrecognized arguments: --rows"),
         (["golden", "make", "pack", "--forc"], "unrecognized arguments: --forc"),
         (
             ["golden", "make", "tests", "--suite", "tiny"],
             "exists and is no golden pack; choose another",
         ),
-        (["golden", "make", "new", "--suite", "standard"], "unknown suite 'standard'"),
+        (["golden", "make", "new", "--suite", "standart"], "unknown suite 'standart'"),
         (["golden", "make", "no/such/pack"], "there is no folder"),
         (["golden", "make", "new", "--recipe", "flamia"], "unknown recipe 'flamia'"),
         (["golden", "make", "new", "--recipe", "no/such.json"], "cannot read no/such.json"),
@@ -428,5 +428,15 @@ def test_progress_is_for_terminals_only(
     monkeypatch.setattr(_console, "_PROGRESS_AFTER", -1.0)
     assert run("golden", "make", tmp_path / "one", "--suite", "tiny")[2] == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")
     errors = run("golden", "make", tmp_path / "two", "--suite", "tiny")[2]
     assert errors == f"0 of 2 done, now {FIRST}\n1 of 2 done, now {SECOND}\n"
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(_console, "_columns", lambda: 60)
+    errors = run("golden", "make", tmp_path / "three", "--suite", "tiny")[2]
+    first, second, last = errors.split("\r")[1:]
+    assert first == f"[------------------------] 0/2: {FIRST}"[:59] + "\x1b[K"
+    assert second.startswith("[############------------] 1/2, 0:0")
+    assert len(second) == 59 + len("\x1b[K")
+    # The line is clear when the result is printed.
+    assert last == "\x1b[K"

@@ -193,7 +193,7 @@ def test_names_that_the_terminal_cannot_show(here: Path, made: Path) -> None:
         assert (code, errors) == (0, "")
         assert "udcff: suite tiny" in output
     refused(run(here, "golden", "show", "no\x1b[2J\nsuch"), r"no\x1b[2J such")
-    refused(run(here, "golden", "show", made, "x", "\x1b[2J"), r"arguments: \x1b[2J")
+    refused(run(here, "golden", "show", made, "x", "y", "\x1b[2J"), r"arguments: \x1b[2J")
 
 
 @pytest.mark.parametrize(

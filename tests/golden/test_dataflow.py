@@ -169,6 +169,10 @@ SCALES = {
 }
 
 
+# What only some cases have, by the field of the case that says so.
+NEEDS = {"cu_seqlens_k": "key_lengths", "sink": "sinks", "dsink": "sinks"}
+
+
 def flow(name: str = FOLDED) -> Dataflow:
     return dataflow(RECIPES[name])
 
@@ -201,8 +205,9 @@ def test_inputs_come_first_and_outputs_after_what_they_are_made_of(name: str) ->
     assert tuple(order[-3:]) == GRADIENTS == ("dq", "dk", "dv")
     assert OUTPUTS == ("out", "lse")
     for stage in stages.values():
-        assert (stage.role is Role.INPUT) == (stage.name in INPUTS)
-        assert (stage.role is Role.OUTPUT) == (stage.name in (*OUTPUTS, *GRADIENTS))
+        assert (stage.role is Role.INPUT) == (stage.name in (*INPUTS, "cu_seqlens_k", "sink"))
+        assert (stage.role is Role.OUTPUT) == (stage.name in (*OUTPUTS, "dsink", *GRADIENTS))
+        assert stage.needs == NEEDS.get(stage.name, "")
         assert bool(stage.parents) == (stage.role is not Role.INPUT)
         assert stage.backward == (order.index(stage.name) > order.index("lse"))
         for parent in stage.parents:
@@ -213,7 +218,7 @@ def test_inputs_come_first_and_outputs_after_what_they_are_made_of(name: str) ->
 @pytest.mark.parametrize("name", RECIPES)
 def test_everything_is_on_the_way_to_an_output(name: str) -> None:
     stages = flow(name).stages
-    reached = {*OUTPUTS, *GRADIENTS, "cu_seqlens"}
+    reached = {*OUTPUTS, *GRADIENTS, "dsink", "cu_seqlens", "cu_seqlens_k"}
     for stage in reversed(list(stages.values())):
         if stage.name in reached:
             reached |= set(stage.parents)
@@ -269,14 +274,14 @@ def test_shapes_of_tiles_where_no_two_sizes_agree() -> None:
 
 def test_layouts_in_words() -> None:
     stages = flow("flamia-mxfp8").stages
-    assert stages["v.scales"].layout == "row-major [token_blocks, kv_heads, channel_blocks]"
+    assert stages["v.scales"].layout == "row-major [key_token_blocks, kv_heads, channel_blocks]"
     assert stages["v.scales.tiled"].layout == (
         "row-major [kv_heads, token_tiles, channel_block_tiles, bytes], "
-        "scales of 128x4 tiles, tokens by blocks of 32 channels, padding 0"
+        "scales of 128x4 tiles, tokens by blocks of 32 channels, padding scale_padding"
     )
     assert stages["v.scales.tiled_transposed"].layout == (
         "row-major [kv_heads, channel_tiles, token_block_tiles, bytes], "
-        "scales of 128x4 tiles, channels by blocks of 32 tokens, padding 0"
+        "scales of 128x4 tiles, channels by blocks of 32 tokens, padding scale_padding"
     )
     stages = flow(FP4).stages
     assert stages["q.s.scales"].layout == (
@@ -285,7 +290,7 @@ def test_layouts_in_words() -> None:
     assert stages["q.s.codes"].layout == "row-major [tokens, heads, head_dim]"
     assert stages["q.s.scales.tiled"].layout == (
         "row-major [heads, token_tiles, channel_block_tiles, bytes], "
-        "scales of 128x4 tiles, tokens by blocks of 16 channels, padding 0"
+        "scales of 128x4 tiles, tokens by blocks of 16 channels, padding scale_padding"
     )
 
 
@@ -320,7 +325,7 @@ def test_pairs_in_bfloat16_take_two_bytes(name: str) -> None:
 PARENTS = {
     "bf16-fa4": {
         "s": "q k",
-        "o": "p.o.codes v row_max row_sum",
+        "o": "p.o.codes v row_max row_sum sink",
         "delta": "dout out",
         "dp": "dout v",
         "ds": "p.dv dp delta",
@@ -331,7 +336,7 @@ PARENTS = {
     },
     "cudnn-mxfp8": {
         "s": "q.s.scales q.s.codes k.s.scales k.s.codes",
-        "o": "p.o.codes v.o.scales v.o.codes row_max row_sum",
+        "o": "p.o.codes v.o.scales v.o.codes row_max row_sum sink",
         "do.dv.scales": "dout",
         "delta": "dout out",
         "dp": "do.dp.scales do.dp.codes v.dp.scales v.dp.codes",
@@ -340,14 +345,14 @@ PARENTS = {
         "dv": "p.dv.codes do.dv.scales do.dv.codes",
     },
     "cudnn-mxfp8-pv-bf16": {
-        "o": "p.o.codes v row_max row_sum",
+        "o": "p.o.codes v row_max row_sum sink",
         "dp": "do.dp.scales do.dp.codes v.dp.scales v.dp.codes",
         "dq": "ds.dq.codes k",
         "dv": "p.dv.codes dout",
     },
     "flamia-mxfp8": {
         "s": "q.scales q.codes q k.scales k.codes k",
-        "o": "p.o.codes p v.scales v.codes v row_max row_sum",
+        "o": "p.o.codes p v.scales v.codes v row_max row_sum sink",
         "do.scales": "dout lse",
         "do.codes": "dout lse do.scales",
         "delta": "dout lse out",
@@ -363,8 +368,8 @@ PARENTS = {
         "s": "q.scales q.codes k.scales k.codes",
         "p.o.scales": "p v.scales",
         "p.o.codes": "p v.scales p.o.scales",
-        "o": "p.o.scales p.o.codes v.codes row_max row_sum",
-        "lse": "row_max row_sum",
+        "o": "p.o.scales p.o.codes v.codes row_max row_sum sink",
+        "lse": "row_max row_sum sink",
         "dp": "do.scales do.codes v.scales v.codes",
         "p.dv": "s lse",
         "p.dv.codes": "p.dv do.scales p.dv.scales",
@@ -424,9 +429,13 @@ def knobs(name: str, **changes: dict[str, Any]) -> Recipe:
         (
             knobs(FOLDED, softmax={"row_sum_of": "codes"}),
             "row_sum",
-            "p.o.scales p.o.codes v.scales row_max",
+            "p.o.scales p.o.codes v.scales row_max sink",
         ),
-        (knobs("flamia-mxfp8", softmax={"row_sum_of": "codes"}), "row_sum", "p p.o.codes row_max"),
+        (
+            knobs("flamia-mxfp8", softmax={"row_sum_of": "codes"}),
+            "row_sum",
+            "p p.o.codes row_max sink",
+        ),
         (knobs(FOLDED, gradient={"delta_source": "unrounded_out"}), "delta", "dout lse o"),
         (
             knobs(FOLDED, gradient={"delta_source": "quantized_dout"}),
@@ -519,6 +528,50 @@ def test_visible_pairs(causal: bool) -> None:
             assert seen[query, key] == (not causal or key <= query)
     assert visible_pairs(case, places["s.1"]).shape == (0, 0)
     assert seen.dtype == np.bool_
+
+
+# A triangle: 3 queries over 5 keys, and 4 over 2, by hand; rows are queries.
+BOTTOM_RIGHT = [["11100", "11110", "11111"], ["00", "00", "10", "11"]]
+TOP_LEFT = [["10000", "11000", "11100"], ["10", "11", "11", "11"]]
+
+
+@pytest.mark.parametrize(
+    ("alignment", "rows"), [("bottom_right", BOTTOM_RIGHT), ("top_left", TOP_LEFT)]
+)
+def test_visible_pairs_of_different_lengths(alignment: str, rows: list[list[str]]) -> None:
+    case = spec(lengths=(3, 4), key_lengths=(5, 2), alignment=alignment)
+    places = flow().places(case)
+    for document, wanted in enumerate(rows):
+        seen = visible_pairs(case, places[f"s.{document}"])
+        assert ["".join("01"[int(x)] for x in row) for row in seen] == wanted
+
+
+def test_shapes_of_different_lengths() -> None:
+    found = shapes("flamia-mxfp8", spec(lengths=(3, 40), key_lengths=(70, 2)))
+    assert found["cu_seqlens"] == found["cu_seqlens_k"] == (3,)
+    assert found["q"] == found["dq"] == found["q.codes"] == (43, 2, 32)
+    assert found["k"] == found["dv"] == found["k.codes"] == (72, 1, 32)
+    assert found["q.scales"] == (43, 2, 1)
+    assert found["k.scales"] == (4, 1, 1)
+    assert (found["s.0"], found["ds.1"]) == ((2, 3, 70), (2, 40, 2))
+    assert (found["p.dv.scales.1"], found["ds.dq.scales.0"]) == ((2, 2, 2), (2, 3, 3))
+    assert found["q.scales.tiled.1"] == (2, 1, 1, 512)
+    assert found["lse"] == found["delta"] == (2, 43)
+    tall = shapes("cudnn-mxfp8", spec(lengths=(3,), key_lengths=(300,)))
+    assert tall["k.s.scales.tiled.0"] == (1, 3, 1, 512)
+    assert tall["v.o.scales.tiled_transposed.0"] == (1, 1, 3, 512)
+    assert tall["q.s.scales.tiled.0"] == (2, 1, 1, 512)
+    assert tall["v.o.scales"] == (10, 1, 32)
+
+
+def test_what_a_case_without_a_sink_has_not() -> None:
+    without, with_sink = flow().places(spec()), flow().places(spec(sinks=(0.5, -1.0)))
+    assert set(with_sink) - set(without) == {"sink", "dsink"}
+    assert with_sink["dsink"].shape == with_sink["sink"].shape == (2,)
+    for name in ("row_max", "row_sum", "o", "lse"):
+        parents = without[name].stage.parents
+        assert with_sink[name].stage.parents == (*parents, "sink")
+    assert "cu_seqlens_k" not in with_sink
 
 
 def changed(product: str, side: str, recipe: str = FOLDED, **fields: Any) -> Recipe:

@@ -38,6 +38,7 @@ FLOORS = {
     "flamia_ref.leakage": 4,
     "flamia_ref.schedule": 4,
     "flamia_ref.cli_formats": 5,
+    "flamia_ref.cli_golden": 5,
     "flamia_ref.properties": 5,
     "flamia_ref.cli": 6,
     "flamia_ref.pytest_plugin": 6,

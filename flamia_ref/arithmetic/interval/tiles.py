@@ -141,7 +141,7 @@ def uncertain_factor(
         place.astype(np.int32),
         nan,
         None,
-        lost if lost.any() else None,
+        np.asarray(lost) if lost.any() else None,
     )
 
 
@@ -221,13 +221,13 @@ def _grid(left: Factor, right: Factor, start: Ends | None) -> Integers:
         + right.place.min(axis=2, initial=_FAR)[:, None, :]
     )
     if start is None:
-        return least
+        return np.asarray(least)
     low, high = _finite(start)
     same = low == high
     inner = np.where((low < 0) != (high < 0), 0.0, np.minimum(np.abs(low), np.abs(high)))
     coarse = np.maximum(exponent_of(inner), np.int32(-126)) - np.int32(23)
     place = np.where(same, np.where(low == 0.0, _FAR, place_of(low)), coarse)
-    return np.minimum(least, place)
+    return np.asarray(np.minimum(least, place))
 
 
 def _errors(
@@ -285,7 +285,7 @@ def _errors(
             lost = power(np.clip(terms - np.int32(rules.fraction_bits), -1000, 900))
             found = found + loss + np.where(lost > grid, count * lost, 0.0)
         if (found <= error).all():
-            return found
+            return np.asarray(found)
         error = np.maximum(error, 1.5 * found)
     return np.where(found <= error, found, np.inf)
 
@@ -336,7 +336,8 @@ def _finished(
     nan = np.zeros(low.shape, dtype=bool)
     only = np.zeros(low.shape, dtype=bool)
     if left.nan.any() or right.nan.any():
-        only |= left.nan.any(axis=2)[:, :, None] | right.nan.any(axis=2)[:, None, :]
+        rows, columns = np.asarray(left.nan.any(axis=2)), np.asarray(right.nan.any(axis=2))
+        only |= rows[:, :, None] | columns[:, None, :]
     if left.infinite is not None or right.infinite is not None:
         up_, down_, bad = _infinities(left, right)
         only |= bad | (up_ & down_)
@@ -351,9 +352,9 @@ def _finished(
         only |= np.isnan(start.low)
     # An overflow on the way may meet the other infinity.
     nan |= np.isinf(low) & np.isinf(high) & (low != high)
-    for side in (left.anything, None if right.anything is None else right.anything):
+    for side, axis in ((left.anything, 2), (right.anything, 1)):
         if side is not None:
-            whole = side[:, :, None] if side is left.anything else side[:, None, :]
+            whole: Booleans = np.asarray(np.expand_dims(side, axis))
             low, high = np.where(whole, -np.inf, low), np.where(whole, np.inf, high)
             nan = nan | whole
     low, high = np.where(only, np.nan, low), np.where(only, np.nan, high)
@@ -406,10 +407,12 @@ def _finite(start: Ends) -> tuple[Floats, Floats]:
 def _float32_inside(down: Floats, up: Floats) -> tuple[Floats, Floats]:
     """The float32 numbers that are nearest to the ends from inside, since results are float32 themselves."""
     with np.errstate(over="ignore", invalid="ignore"):
-        low, high = down.astype(np.float32), up.astype(np.float32)
-        low = np.where(low < down, np.nextafter(low, np.float32(np.inf)), low)
-        high = np.where(high > up, np.nextafter(high, np.float32(-np.inf)), high)
-    low, high = low.astype(np.float64) + 0.0, high.astype(np.float64) + 0.0
+        near_low, near_high = down.astype(np.float32), up.astype(np.float32)
+        near_low = np.where(near_low < down, np.nextafter(near_low, np.float32(np.inf)), near_low)
+        near_high = np.where(
+            near_high > up, np.nextafter(near_high, np.float32(-np.inf)), near_high
+        )
+    low, high = near_low.astype(np.float64) + 0.0, near_high.astype(np.float64) + 0.0
     # No float32 lies between two ends that rounding in float64 brought too near to each other.
     return np.minimum(low, high), np.maximum(low, high)
 

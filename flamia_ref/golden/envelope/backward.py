@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flamia_ref import _float32
+from flamia_ref.arithmetic.instructions import Instruction
 from flamia_ref.arithmetic.interval.tiles import Ends
 from flamia_ref.attention import backward_tile, forward_tile, row_end, sides, softmax
 from flamia_ref.attention.backward_pass import BackwardRun
@@ -50,10 +51,14 @@ class _Rows(NamedTuple):
 
 
 class BackwardEnvelope:
-    """One backward. `run` has q, k, v, or the copies that a kernel made of them."""
+    """One backward. `run` has q, k, v, or the copies that a kernel made of them. `o`: O before its output rounding,
+    where delta is of that; `machine` as in `ForwardEnvelope`."""
 
-    def __init__(self, run: BackwardRun, record: Record, o: Range | None) -> None:
+    def __init__(
+        self, run: BackwardRun, record: Record, o: Range | None, machine: Instruction | None
+    ) -> None:
         self.run, self.record, self.recipe, self.o = run, record, run.recipe, o
+        self.machine = machine
         self.names = pair_names(run.recipe)
 
     def gradients(self, dout: Any, out: Any, lse: Any) -> None:
@@ -186,12 +191,14 @@ class BackwardEnvelope:
             rows(Use.S_K, key_tokens, kv_head),
             recipe.s,
             guarded if recipe.s.guarded else None,
+            self.machine,
         )
         dp = contraction.over_channels(
             rows(Use.DP_DO, query_tokens, tiles.head),
             rows(Use.DP_V, key_tokens, kv_head),
             recipe.dp,
             guarded if recipe.dp.guarded else None,
+            self.machine,
         )
         index, _ = self._index(pairs)
         visible = forward_tile.pairs_visible(pairs.key_first, *bounds, tiles.keys)
@@ -297,15 +304,21 @@ class BackwardEnvelope:
         if "dv" in kept:
             new["dv"] = contraction.over_rows(
                 coding.factor(dv, recipe.dv.left, over_queries=True),
-                contraction.right_over_rows(dv_do, recipe.dv.right, recipe.dv.instruction),
+                contraction.right_over_rows(
+                    dv_do, recipe.dv.right, recipe.dv.instruction, self.machine
+                ),
                 gathered("dv", keys, run.value_dim),
                 recipe.dv.instruction,
+                self.machine,
             )
             new["dk"] = contraction.over_rows(
                 coding.factor(dk, recipe.dk.left, over_queries=True),
-                contraction.right_over_rows(dk_q, recipe.dk.right, recipe.dk.instruction),
+                contraction.right_over_rows(
+                    dk_q, recipe.dk.right, recipe.dk.instruction, self.machine
+                ),
                 gathered("dk", keys, run.head_dim),
                 recipe.dk.instruction,
+                self.machine,
             )
         if "dq" in kept:
             begin = gathered("dq", rows, run.head_dim)
@@ -316,14 +329,19 @@ class BackwardEnvelope:
                 chain = Ends(*(np.where(opens, np.zeros_like(x), x) for x in opened))
             end = contraction.over_rows(
                 coding.factor(dq, recipe.dq.left, over_queries=False),
-                contraction.right_over_rows(dq_k, recipe.dq.right, recipe.dq.instruction),
+                contraction.right_over_rows(
+                    dq_k, recipe.dq.right, recipe.dq.instruction, self.machine
+                ),
                 chain,
                 recipe.dq.instruction,
+                self.machine,
             )
             if recipe.dq.guarded and guarded is not None:
                 inside = contraction.in_guarded(guarded, ds.low.shape)
                 high = coding.high_factor(zeroed(~inside, ds))
-                end = contraction.over_guarded_keys(high, dq_k, end, recipe.dq, guarded)
+                end = contraction.over_guarded_keys(
+                    high, dq_k, end, recipe.dq, guarded, self.machine
+                )
             if run.partials:
                 new["dq_partial"] = end
                 closed = ends(rising(_float32.add, of_ends(begin), of_ends(end)))

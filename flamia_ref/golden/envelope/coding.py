@@ -71,7 +71,9 @@ def coded(
         )
         return found if codes is None else _given(found, codes, None, operand)
     near, far = _magnitudes(x)
-    first, last = (sides.encoded_pairs(one, operand, fold).scales for one in (near, far))
+    first, last = (
+        np.asarray(sides.encoded_pairs(one, operand, fold).scales) for one in (near, far)
+    )
     chosen = (first, last) if scales is None else (scales, scales)
     ends = [_under(x, scale, element, fold) for scale in chosen]
     least, greatest = (
@@ -116,7 +118,7 @@ def high_factor(x: Range) -> Factor:
     """The left side of a guarded product: the values rounded to bfloat16."""
     low = floats(sides.rounded_bfloat16(x.low))
     high = low if x.certain else floats(sides.rounded_bfloat16(x.high))
-    return uncertain_factor(low, high, np.int32(0), BF16)
+    return uncertain_factor(low, high, np.zeros((1, 1, 1), np.int32), BF16)
 
 
 def _scalar(x: Range, operand: Operand, fold: NDArray[np.uint8] | None) -> Coded:
@@ -183,7 +185,7 @@ def _values(codes: Codes, scales: Codes | None, element: Any, operand: Operand) 
     wide = decode(codes, element, np.float64)
     if scales is None:
         static = _static(operand)
-        return wide if static == 0 else wide * 2.0**static
+        return np.asarray(wide if static == 0 else wide * 2.0**static)
     spread = _repeat(scales, codes.shape)
     value = wide * np.ldexp(1.0, spread.astype(np.int32) - 127)
     return np.where(spread == 255, np.nan, value)
@@ -210,4 +212,5 @@ def _any(flags: NDArray[np.bool_], blocks: Codes) -> NDArray[np.bool_]:
     """Whether a block holds one of some elements."""
     tiles, rows, columns = flags.shape
     down, across = blocks.shape[1:]
-    return flags.reshape(tiles, down, rows // down, across, columns // across).any(axis=(2, 4))
+    blocked = flags.reshape(tiles, down, rows // down, across, columns // across)
+    return np.asarray(blocked.any(axis=(2, 4)))

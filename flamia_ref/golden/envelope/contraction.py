@@ -8,6 +8,7 @@ import numpy as np
 
 from flamia_ref import _float32
 from flamia_ref.arithmetic import INSTRUCTIONS
+from flamia_ref.arithmetic.instructions import Instruction
 from flamia_ref.arithmetic.interval.tiles import Ends, Factor, exact_factor, product
 from flamia_ref.attention import sides
 from flamia_ref.attention.product import Operand, Product
@@ -18,10 +19,15 @@ Indices = Any
 
 
 def over_channels(
-    left: sides.Rows, right: sides.Rows, given: Product, guarded: Indices | None
+    left: sides.Rows,
+    right: sides.Rows,
+    given: Product,
+    guarded: Indices | None,
+    machine: Instruction | None,
 ) -> Range:
-    """What `sides.over_channels` may return over all orders of steps: [tiles, left rows, right rows]."""
-    rules, scaling = INSTRUCTIONS[given.instruction], sides.scaling_of(given)
+    """What `sides.over_channels` may return over all orders of steps: [tiles, left rows, right rows]. `machine`: the
+    instruction that adds the products instead of the recipe's."""
+    rules, scaling = machine or INSTRUCTIONS[given.instruction], sides.scaling_of(given)
     a, b = (
         _rows_factor(rows, operand, scaling, rules)
         for rows, operand in ((left, given.left), (right, given.right))
@@ -32,36 +38,46 @@ def over_channels(
         s = rising(lambda x: _float32.shift(x, k), s)
     if guarded is None or left.high is None or given.guard_instruction is None:
         return s
-    rules = INSTRUCTIONS[given.guard_instruction]
+    rules = machine or INSTRUCTIONS[given.guard_instruction]
     a, b = (
         exact_factor(np.moveaxis(codes, 2, 0), BF16, None, None, rules)
-        for codes in (left.high, right.high)
+        for codes in (left.high, np.asarray(right.high))
     )
     high = of_ends(product(a, b, None, rules))
     return where(in_guarded(guarded, s.low.shape), high, s)
 
 
-def right_over_rows(rows: sides.Rows, operand: Operand, instruction: str) -> Factor:
+def right_over_rows(
+    rows: sides.Rows, operand: Operand, instruction: str, machine: Instruction | None
+) -> Factor:
     """The right side of a product over tokens, [tiles, channels, tokens]."""
-    rules = INSTRUCTIONS[instruction]
-    scaling = next(iter(rules.scalings), None)
+    own = INSTRUCTIONS[instruction]
+    rules, scaling = machine or own, next(iter(own.scalings), None)
     scales = rows.scales
     if scaling is not None and scales is None:
         scales = np.full((-(-len(rows.codes) // scaling.block), 1, 1), sides.UNIT, dtype=np.uint8)
     return exact_factor(rows.codes, FORMATS[sides.element(operand)], scales, scaling, rules)
 
 
-def over_rows(left: Factor, right: Factor, accumulator: Ends, instruction: str) -> Ends:
+def over_rows(
+    left: Factor, right: Factor, accumulator: Ends, instruction: str, machine: Instruction | None
+) -> Ends:
     """The accumulator [tiles, others, channels] after the tokens of one tile."""
-    return product(left, right, accumulator, INSTRUCTIONS[instruction])
+    return product(left, right, accumulator, machine or INSTRUCTIONS[instruction])
 
 
 def over_guarded_keys(
-    left: Factor, right: sides.Rows, accumulator: Ends, given: Product, guarded: Indices
+    left: Factor,
+    right: sides.Rows,
+    accumulator: Ends,
+    given: Product,
+    guarded: Indices,
+    machine: Instruction | None,
 ) -> Ends:
     """The accumulator after the guarded blocks of one tile. `left` is 0 elsewhere."""
-    rules = INSTRUCTIONS[str(given.guard_instruction)]
-    high = exact_factor(np.moveaxis(right.high, 1, 0), BF16, None, None, rules)
+    given_high = np.asarray(right.high)
+    rules = machine or INSTRUCTIONS[str(given.guard_instruction)]
+    high = exact_factor(np.moveaxis(given_high, 1, 0), BF16, None, None, rules)
     end = product(left, high, accumulator, rules)
     tiles, rows, _ = end.low.shape
     here = (guarded >= 0).any(axis=2)
@@ -69,7 +85,7 @@ def over_guarded_keys(
     # A block that is not guarded takes no part, so no NaN of its keys reaches the row.
     shape = (tiles, rows, left.lower.shape[2])
     used = in_guarded(guarded, shape)
-    clean = (right.high.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    clean = (given_high.astype(np.uint32) << np.uint32(16)).view(np.float32)
     bad = ~np.isfinite(clean)
     if bad.any():
         reached = (used.astype(np.float64) @ bad.astype(np.float64)) > 0
@@ -77,7 +93,7 @@ def over_guarded_keys(
         quiet = product(
             left,
             exact_factor(
-                np.moveaxis(np.where(bad, np.uint16(0), right.high), 1, 0), BF16, None, None, rules
+                np.moveaxis(np.where(bad, np.uint16(0), given_high), 1, 0), BF16, None, None, rules
             ),
             accumulator,
             rules,

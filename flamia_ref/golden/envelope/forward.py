@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flamia_ref import _float32
+from flamia_ref.arithmetic.instructions import Instruction
 from flamia_ref.arithmetic.interval.tiles import Ends, Factor
 from flamia_ref.attention import forward_tile, row_end, sides, softmax
 from flamia_ref.attention.forward_pass import ForwardRun
@@ -63,10 +64,11 @@ class _Keys(NamedTuple):
 
 
 class ForwardEnvelope:
-    """One forward. `run` has the inputs, or the copies that a kernel made of them."""
+    """One forward. `run` has the inputs, or the copies that a kernel made of them. `machine`: the instruction that adds
+    the products, None for those of the recipe."""
 
-    def __init__(self, run: ForwardRun, record: Record) -> None:
-        self.run, self.record, self.recipe = run, record, run.recipe
+    def __init__(self, run: ForwardRun, record: Record, machine: Instruction | None) -> None:
+        self.run, self.record, self.recipe, self.machine = run, record, run.recipe, machine
         self.names = pair_names(run.recipe)
         self.nan = run._nan_channels() if run.poisons else None
 
@@ -93,7 +95,7 @@ class ForwardEnvelope:
         for way in _WAYS:
             state = self._way(tiles, keys, way, undecided)
             rows = state.decisions > (0 if way[0] == way[1] else 1)
-            lost |= state.lost | (state.decisions > 2)
+            lost |= state.lost | (state.decisions > 2) | _without_inverse(state.row_sum)
             results = self._end(tiles, bounds, state)
             if found is None:
                 found, undecided = results, state.decisions > 0
@@ -115,12 +117,14 @@ class ForwardEnvelope:
         key_start = np.where(skipped, 0, index * tiles.keys).astype(np.int32)
         guarded = None
         if recipe.s.guarded or recipe.o.guarded:
-            guarded = guarded_blocks(*bounds, tiles.query_tokens() >= 0, key_start, tiles.keys)
+            guarded = guarded_blocks(
+                bounds[0], bounds[1], tiles.query_tokens() >= 0, key_start, tiles.keys
+            )
         kv_head = tiles.head // run.group
         tokens = tiles.key_tokens(key_start)
         v = run.rows(Use.O_V, tokens, kv_head)
         s = self._scores(tiles, key_start, ~skipped, guarded if recipe.s.guarded else None)
-        visible = forward_tile.pairs_visible(key_start, *bounds, tiles.keys)
+        visible = forward_tile.pairs_visible(key_start, bounds[0], bounds[1], tiles.keys)
         given = self.record.tile("s", tiles, key_start, tiles.rows, tiles.keys)
         return _Keys(
             key_start,
@@ -128,7 +132,7 @@ class ForwardEnvelope:
             visible,
             guarded,
             taken(s, given, visible),
-            contraction.right_over_rows(v, recipe.o.right, recipe.o.instruction),
+            contraction.right_over_rows(v, recipe.o.right, recipe.o.instruction, self.machine),
             v,
         )
 
@@ -136,7 +140,7 @@ class ForwardEnvelope:
         run = self.run
         queries = run.rows(Use.S_Q, tiles.query_tokens(), tiles.head)
         keys = run.rows(Use.S_K, tiles.key_tokens(key_start), tiles.head // run.group)
-        s = contraction.over_channels(queries, keys, self.recipe.s, guarded)
+        s = contraction.over_channels(queries, keys, self.recipe.s, guarded, self.machine)
         self.record.put_tile("s", tiles, key_start, worked, s.low, s.high, s.nan)
         return s
 
@@ -224,10 +228,11 @@ class ForwardEnvelope:
             of.right,
             Ends(zeros, zeros, zeros != 0) if partial else begin,
             recipe.o.instruction,
+            self.machine,
         )
         if guarded is not None:
             high = coding.high_factor(zeroed(~contraction.in_guarded(guarded, p.low.shape), p))
-            o = contraction.over_guarded_keys(high, of.v, o, recipe.o, guarded)
+            o = contraction.over_guarded_keys(high, of.v, o, recipe.o, guarded, self.machine)
         if partial:
             o = ends(rising(_float32.add, of_ends(begin), of_ends(o)))
         keep = of.skipped
@@ -478,6 +483,14 @@ def _outward(low: Any, high: Any) -> tuple[Any, Any]:
         down = np.where(down > low, np.nextafter(down, np.float32(-np.inf)), down)
         up = np.where(up < high, np.nextafter(up, np.float32(np.inf)), up)
     return down.astype(np.float64), up.astype(np.float64)
+
+
+def _without_inverse(row_sum: Ends) -> Flags:
+    """Sums of which the reciprocal says nothing at their ends: that may be zero, or infinite, and something else."""
+    apart = row_sum.low != row_sum.high
+    apart &= ~np.isnan(row_sum.low)
+    infinite = np.isinf(row_sum.low) | np.isinf(row_sum.high)
+    return np.asarray(apart & (infinite | (row_sum.low <= 0.0)))
 
 
 def unknown(x: Range) -> Flags:

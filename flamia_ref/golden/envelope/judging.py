@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flamia_ref.arithmetic import INSTRUCTIONS
 from flamia_ref.formats import E8M0, PRESETS
 from flamia_ref.golden.cases import CaseSpec
 from flamia_ref.golden.dataflow import dataflow
-from flamia_ref.golden.envelope.ranges import Range, exactly
 from flamia_ref.golden.envelope.record import Bits, Permitted, Record, wide
 from flamia_ref.golden.stage import Role
 
@@ -24,6 +24,8 @@ def permitted(
     expected: Mapping[str, Bits],
     given: Mapping[str, Bits],
     wanted: Iterable[str] | None = None,
+    *,
+    instruction: str | None = None,
 ) -> dict[str, Permitted]:
     """Return what is permitted of each tensor in `wanted`, all by default, that orders of additions can change.
 
@@ -31,9 +33,10 @@ def permitted(
     float32 as uint32, bfloat16 as uint16. Each is judged by the stages that it is computed from: the kernel's own where
     it gave them, else what the recipe permits of them.
 
-    Raises ValueError for a recipe without envelopes.
+    Raises ValueError for a recipe without envelopes, and for an unknown instruction.
     """
     check_supported(recipe)
+    machine = None if instruction is None else INSTRUCTIONS[instruction]
     from flamia_ref.golden.envelope.passes import backward, forward
 
     places = dataflow(recipe).places(spec)
@@ -42,10 +45,12 @@ def permitted(
     later = any(
         places[name].stage.backward for name in asked if places[name].stage.role is not Role.INPUT
     )
-    o = forward(spec, recipe, expected, record)
+    o = forward(spec, recipe, expected, record, machine)
     if later:
         out, lse = (given.get(name, expected[name]) for name in ("out", "lse"))
-        backward(spec, recipe, expected, record, wide(np.asarray(out)), wide(np.asarray(lse)), o)
+        backward(
+            spec, recipe, expected, record, wide(np.asarray(out)), wide(np.asarray(lse)), o, machine
+        )
     return record.found
 
 
@@ -59,8 +64,3 @@ def check_supported(recipe: Recipe) -> None:
         pairs = use.split(".")[1] in ("p", "ds")
         if pairs and operand.format in PRESETS and PRESETS[operand.format].scale is not E8M0:
             raise ValueError(f"{use} has scales that are no powers of two; envelopes hold e8m0")
-
-
-def point(bits: Bits) -> Range:
-    """The range of given bits."""
-    return exactly(wide(bits))

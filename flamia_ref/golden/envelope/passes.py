@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import ml_dtypes
 import numpy as np
 
+from flamia_ref.arithmetic.instructions import Instruction
 from flamia_ref.attention import inputs
 from flamia_ref.attention.backward_pass import BackwardRun
 from flamia_ref.attention.copies import copy_names
@@ -27,7 +28,11 @@ if TYPE_CHECKING:
 
 
 def forward(
-    spec: CaseSpec, recipe: Recipe, expected: Mapping[str, Bits], record: Record
+    spec: CaseSpec,
+    recipe: Recipe,
+    expected: Mapping[str, Bits],
+    record: Record,
+    machine: Instruction | None,
 ) -> Range | None:
     """Note what the forward permits. Returns O before its output rounding, where delta is computed from that."""
     keeps = recipe.gradient.delta_source == "unrounded_out"
@@ -45,7 +50,7 @@ def forward(
     )
     run.inputs.update({name: _values(expected[name]) for name in ("q", "k", "v")})
     _take(run, record, (Use.S_Q, Use.S_K, Use.O_V))
-    ForwardEnvelope(run, record).all_tiles()
+    ForwardEnvelope(run, record, machine).all_tiles()
     if not keeps:
         return None
     if "o" in record.given:
@@ -62,6 +67,7 @@ def backward(
     out: Bits,
     lse: Bits,
     o: Range | None,
+    machine: Instruction | None,
 ) -> None:
     """Note what the backward permits after out and lse, float32 bits."""
     shape = _shape(spec)
@@ -79,7 +85,7 @@ def backward(
     run = BackwardRun(ahead, _sizes(spec), np, np, None, Wanted(()), _sink(expected), {})
     run.inputs.update({name: _values(expected[name]) for name in ("q", "k", "v")})
     _take(run, record, (Use.S_Q, Use.S_K, Use.DP_V, Use.DQ_K, Use.DK_Q))
-    BackwardEnvelope(run, record, o).gradients(_values(expected["dout"]), out, lse)
+    BackwardEnvelope(run, record, o, machine).gradients(_values(expected["dout"]), out, lse)
 
 
 def _take(run: ForwardRun | BackwardRun, record: Record, uses: tuple[Use, ...]) -> None:
@@ -103,9 +109,9 @@ def _sizes(spec: CaseSpec) -> Sizes:
 def _sink(expected: Mapping[str, Bits]) -> Bits | None:
     if "sink" not in expected:
         return None
-    return inputs.sink_bits(np.asarray(expected["sink"], np.float32))
+    return np.asarray(inputs.sink_bits(np.asarray(expected["sink"], np.float32)))
 
 
 def _values(bits: Bits) -> Bits:
     """float32 bits of an input, rounded as the simulator rounds it."""
-    return inputs.rounded_bits({"x": bits.view(ml_dtypes.bfloat16)})["x"]
+    return np.asarray(inputs.rounded_bits({"x": bits.view(ml_dtypes.bfloat16)})["x"])

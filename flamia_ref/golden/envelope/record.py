@@ -106,9 +106,9 @@ class Record:
         if not self.wants(stage):
             return
         nan = np.zeros(low.shape, dtype=bool) if nan is None else nan
-        shape = low.shape[1:]
+        down, across = low.shape[1:]
         for at, (name, mine, theirs) in enumerate(
-            self._cuts(stage, tiles, key_start, *shape, step)
+            self._cuts(stage, tiles, key_start, down, across, step)
         ):
             if not worked[at] or name not in self.wanted:
                 continue

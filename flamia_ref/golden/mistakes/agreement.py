@@ -1,4 +1,4 @@
-"""How well a mistaken tensor agrees with a given one: which failing elements it explains, which passing ones it would change."""
+"""How well a mistaken tensor agrees with a given one: what it explains, and what passes and would change."""
 
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ class Counts(NamedTuple):
     explained: int
     contradicted: int
 
-    def __add__(self, other: object) -> "Counts":  # type: ignore[override]
+    def __add__(self, other: object) -> "Counts":
         if not isinstance(other, Counts):
             return NotImplemented
         return Counts(*(one + two for one, two in zip(self, other, strict=True)))
@@ -47,7 +47,8 @@ def units(magnitudes: Doubles, view: View) -> Doubles:
     floor = typical if np.isfinite(typical) else 0.0
     with np.errstate(invalid="ignore"):
         _, exponent = np.frexp(np.maximum(magnitudes, max(floor, 2.0**-126)))
-    return np.ldexp(1.0, exponent - 1 - _FRACTION[view])
+    found: Doubles = np.ldexp(1.0, exponent - 1 - _FRACTION[view])
+    return found
 
 
 def far(expected: Tensor, given: Tensor, view: View) -> Bools:
@@ -55,7 +56,9 @@ def far(expected: Tensor, given: Tensor, view: View) -> Bools:
     want, have = values(expected, view), values(given, view)
     with np.errstate(invalid="ignore"):
         apart = np.abs(have - want) > 2 * UNITS * units(np.abs(want), view)
-    return apart | (np.isnan(have) != np.isnan(want)) | (np.isinf(want) & (have != want))
+    found: Bools = apart | (np.isnan(have) != np.isnan(want))
+    found |= np.isinf(want) & (have != want)
+    return found
 
 
 def agreement(
@@ -65,9 +68,7 @@ def agreement(
     same = given == mistaken
     passing = considered & ~failing
     if view not in (View.F32, View.BF16):
-        return Counts(
-            int(failing.sum()), int((same & failing).sum()), int((passing & ~same).sum())
-        )
+        return Counts(int(failing.sum()), int((same & failing).sum()), int((passing & ~same).sum()))
     want, have, other = (values(one, view) for one in (expected, given, mistaken))
     same |= np.isnan(have) & np.isnan(other)
     with np.errstate(invalid="ignore"):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +21,10 @@ _GRADIENTS = ("dq", "dk", "dv")
 _DS = frozenset(
     {"ds", "ds.scales", "ds.codes", "ds.dq.scales", "ds.dq.codes", "ds.dk.scales", "ds.dk.codes"}
 )
-_HEADS = frozenset({"s", "o", "row_max", "p", "p.o.scales", "p.o.codes", "dp", "p.dv", *_GRADIENTS}) | _DS
+_HEADS = (
+    frozenset({"s", "o", "row_max", "p", "p.o.scales", "p.o.codes", "dp", "p.dv", *_GRADIENTS})
+    | _DS
+)
 
 
 def _values(scene: Scene, name: str) -> Tensor:
@@ -142,29 +145,29 @@ def _delta(scene: Scene, place: Place) -> Iterator[Variant]:
         if source != gradient.delta_source:
             yield Variant(
                 sentence=f"delta is {words}.",
-                made=with_recipe(
-                    lambda recipe, source=source: changed(recipe, "gradient", delta_source=source)
-                ),
+                made=with_recipe(partial(changed, path="gradient", delta_source=source)),
             )
     for order in DeltaSum:
         if order != gradient.delta:
             yield Variant(
                 sentence=f"delta is added up in another order, {order.value}.",
-                made=with_recipe(
-                    lambda recipe, order=order: changed(recipe, "gradient", delta=order)
-                ),
+                made=with_recipe(partial(changed, path="gradient", delta=order)),
             )
     if gradient.normalisation == "fold_into_dout":
 
         def unfolded(scene: Scene, place: Place) -> Tensor | None:
             if "delta" not in scene.case.places:
                 return None
-            delta = (_values(scene, "dout") * _values(scene, "out")).sum(axis=2).T.astype(np.float32)
+            delta: Tensor = (
+                (_values(scene, "dout") * _values(scene, "out")).sum(axis=2).T.astype(np.float32)
+            )
             if place.stage.name == "delta":
                 return delta.view(np.uint32)
             return simulated(scene, place, Change(backward={"delta": delta}))
 
-        yield Variant(sentence="delta is made of dO, not of dO' that the normalisation is in.", made=unfolded)
+        yield Variant(
+            sentence="delta is made of dO, not of dO' that the normalisation is in.", made=unfolded
+        )
 
 
 def _gradient_scale(scene: Scene, place: Place) -> Iterator[Variant]:
@@ -228,12 +231,12 @@ def _order(scene: Scene, place: Place) -> Iterator[Variant]:
             if value != own:
                 yield Variant(
                     sentence=f"{_WORDS[name]} is added up with {field.replace('_', ' ')} {value.replace('_', ' ')}.",
-                    made=with_recipe(
-                        lambda recipe, part=part, field=field, value=value: changed(
-                            recipe, part, **{field: value}
-                        )
-                    ),
+                    made=with_recipe(_with(part, field, value)),
                 )
+
+
+def _with(part: str, field: str, value: str) -> "Callable[[Recipe], Recipe]":
+    return lambda recipe: changed(recipe, part, **{field: value})
 
 
 def _p_source(scene: Scene, place: Place) -> Iterator[Variant]:

@@ -1,7 +1,7 @@
 """Scales and codes in another order: of the neighbouring block, transposed, in tiles where there are none."""
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -29,14 +29,32 @@ def scale_orders() -> Iterator[Order]:
             yield Order(
                 Name.NEIGHBOURING_SCALE,
                 f"the scale of the {of} {words} it",
-                lambda x, axis=axis, step=step: _neighbour(x, axis, step),
+                partial(_neighbour, axis=axis, step=step),
             )
     yield Order(Name.TRANSPOSED_SCALES, "the scales transposed", _transposed)
-    yield Order(Name.UNTILED_SCALES, "untiled scales as tiles of 128x4", lambda x: _read(x, "rows", "tiles"))
-    yield Order(Name.TILED_SCALES, "scales in tiles of 128x4 as untiled ones", lambda x: _read(x, "tiles", "rows"))
-    yield Order(Name.TILE_SPLIT, "tiles of scales whose 128 rows are split as 32x4", lambda x: _read(x, "split", "tiles"))
-    yield Order(Name.TILE_SPLIT, "tiles of scales as if their 128 rows were split as 32x4", lambda x: _read(x, "tiles", "split"))
-    yield Order(Name.PLANE_ORDER, "tiles of scales in the order of columns", lambda x: _read(x, "planes", "tiles"))
+    yield Order(
+        Name.UNTILED_SCALES, "untiled scales as tiles of 128x4", lambda x: _read(x, "rows", "tiles")
+    )
+    yield Order(
+        Name.TILED_SCALES,
+        "scales in tiles of 128x4 as untiled ones",
+        lambda x: _read(x, "tiles", "rows"),
+    )
+    yield Order(
+        Name.TILE_SPLIT,
+        "tiles of scales whose 128 rows are split as 32x4",
+        lambda x: _read(x, "split", "tiles"),
+    )
+    yield Order(
+        Name.TILE_SPLIT,
+        "tiles of scales as if their 128 rows were split as 32x4",
+        lambda x: _read(x, "tiles", "split"),
+    )
+    yield Order(
+        Name.PLANE_ORDER,
+        "tiles of scales in the order of columns",
+        lambda x: _read(x, "planes", "tiles"),
+    )
 
 
 def row_orders() -> Iterator[Order]:
@@ -45,7 +63,7 @@ def row_orders() -> Iterator[Order]:
         yield Order(
             Name.NEIGHBOURING_SCALE,
             f"the scale of the token {words} it",
-            lambda x, step=step: _neighbour(x, -2, step),
+            partial(_neighbour, axis=-2, step=step),
         )
 
 
@@ -57,7 +75,7 @@ def tile_orders() -> Iterator[Order]:
         (Name.PLANE_ORDER, "tiles in the order of columns", "planes"),
         (Name.TRANSPOSED_SCALES, "tiles of the transposed scales", "transposed"),
     ):
-        yield Order(name, words, lambda x, order=order: _rewritten(x, order))
+        yield Order(name, words, partial(_rewritten, order=order))
 
 
 def code_orders() -> Iterator[Order]:

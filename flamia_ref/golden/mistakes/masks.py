@@ -175,7 +175,11 @@ def _wrong_document(scene: Scene, place: Place) -> Iterator[Variant]:
 
         def made(scene: Scene, place: Place, step: int = step) -> Tensor | None:
             count = len(scene.documents)
-            if count < 2 or place.stage.tiled or {"token_blocks", "key_token_blocks"} & set(place.stage.axes):
+            if (
+                count < 2
+                or place.stage.tiled
+                or {"token_blocks", "key_token_blocks"} & set(place.stage.axes)
+            ):
                 return None
             other = [min(max(at + step, 0), count - 1) for at in range(count)]
             rows = scene.rows(length_of_keys=True)
@@ -261,9 +265,7 @@ MISTAKES = (
     Mistake(name=Name.WINDOW, shows=MASKED, variants=_window),
     Mistake(name=Name.NO_WINDOW, shows=MASKED, variants=_no_window),
     Mistake(name=Name.STALE_PADDING, shows=MASKED, variants=_stale),
-    Mistake(
-        name=Name.NO_ISOLATION, shows=MASKED, variants=_not_isolated, needs=Needs.DOCUMENTS
-    ),
+    Mistake(name=Name.NO_ISOLATION, shows=MASKED, variants=_not_isolated, needs=Needs.DOCUMENTS),
     Mistake(
         name=Name.WRONG_DOCUMENT, shows=MASKED, variants=_wrong_document, needs=Needs.DOCUMENTS
     ),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,19 @@ if TYPE_CHECKING:
     from flamia_ref.attention import Operand, Recipe, Use
 
 _READ = frozenset(
-    {"s", "o", "dp", "dv", "dq", "dk", "p.o.scales", "p.o.codes", "p.dv.scales", "p.dv.codes", "p.dv"}
+    {
+        "s",
+        "o",
+        "dp",
+        "dv",
+        "dq",
+        "dk",
+        "p.o.scales",
+        "p.o.codes",
+        "p.dv.scales",
+        "p.dv.codes",
+        "p.dv",
+    }
     | {"ds.dq.scales", "ds.dq.codes", "ds.dk.scales", "ds.dk.codes", "ds.scales", "ds.codes"}
 )
 _WRITTEN = frozenset({"scales", "token_scales", "tiled"})
@@ -114,7 +127,7 @@ def _read(scene: Scene, place: Place, name: Name) -> Iterator[Variant]:
         for order in _named(scale_orders(), name):
             yield Variant(
                 sentence=f"{_PRODUCTS.get(place.stage.name, 'O')} takes, of {words[place.stage.name]}, {order.words}.",
-                made=lambda one, at, order=order: of_pairs(one, at, order.moved),
+                made=partial(of_pairs, permute=order.moved),
             )
 
 
@@ -155,8 +168,17 @@ def _moved_scales(
     if scales is None:
         return None
     channels, of_keys = given.codes.shape[2], tensor in ("k", "v")
+    block: tuple[int, Any]
     rows = _token_rows(scene, "tokens", of_keys)
     block_rows = _token_rows(scene, "blocks", of_keys)
+    neighbour = order.name is Name.NEIGHBOURING_SCALE
+    if neighbour:  # of the blocks themselves, before their scales are repeated
+        moved = np.empty_like(scales)
+        for each in rows if operand.block is None or operand.block[0] == 1 else block_rows:
+            moved[each] = np.moveaxis(order.moved(np.moveaxis(scales[each], 0, 1)), 0, 1)
+        if np.array_equal(moved, scales):
+            return None
+        scales = moved
     if operand.scale_folded_into is not None:
         found, block = scales, (1, "all")
     elif product in ("s", "dp"):
@@ -178,6 +200,8 @@ def _moved_scales(
             found = np.repeat(scales, BLOCK, axis=2)
         elif operand.block != (BLOCK, 1):
             return None
+    if neighbour:
+        return found, block
     moved = np.empty_like(found)
     for each in rows:
         matrix = np.moveaxis(found[each], 0, 1)  # [heads, tokens, channel blocks]
@@ -193,8 +217,8 @@ def with_own_copy(
     scene: Scene, use: "Use", codes: Codes, block: tuple[int, Any] | None = None
 ) -> Change:
     """A change where a use takes codes of its own, and the other uses of the input those of the pack."""
-    from flamia_ref.attention.product import Scope
     from flamia_ref.attention.copies import INPUT_USES, copy_names
+    from flamia_ref.attention.product import Scope
 
     recipe = scene.recipe
     uses = next(ones for ones in INPUT_USES.values() if use in ones)

@@ -13,7 +13,7 @@ Permutation = Callable[[Tensor], Tensor]
 
 
 def of_pairs(scene: Scene, place: Place, permute: Permutation) -> Tensor | None:
-    """Return O, dQ, dK or dV with the scales of P or dS read through a permutation of [heads, queries, keys]-like arrays.
+    """Return O, dQ, dK or dV with the scales of P or dS, [heads, ..., ...], read through a permutation.
 
     None where the product takes no such scales, has guarded blocks, or, in O, more than one key tile.
     """
@@ -21,20 +21,25 @@ def of_pairs(scene: Scene, place: Place, permute: Permutation) -> Tensor | None:
     product = getattr(scene.recipe, name, None) if name in ("o", "dv", "dq", "dk") else None
     if product is None or product.guarded or product.left.block is None:
         return None
-    if product.accumulation != "chained" or product.tile_order.under(scene.mask.bounded) != "ascending":
+    if (
+        product.accumulation != "chained"
+        or product.tile_order.under(scene.mask.bounded) != "ascending"
+    ):
         return None
     stage = _pair_stage(scene, name)
     if name == "o" and max(scene.key_lengths, default=0) > scene.recipe.tiles.key:
         return None
     same = True
-    parts, right_parts = [], []
+    parts: list[Tensor] = []
+    right_parts: list[Tensor] = []
     for at, document in enumerate(scene.documents):
         scales = scene.expected(f"{stage}.scales.{document}")
         codes = scene.expected(f"{stage}.codes.{document}")
         moved = permute(scales)
         same &= bool(np.array_equal(moved, scales))
         parts.append(_accumulated(scene, name, at, codes, moved))
-        right_parts.append(_accumulated(scene, name, at, codes, scales) if name == "o" else None)
+        if name == "o":
+            right_parts.append(_accumulated(scene, name, at, codes, scales))
     if same:
         return None
     sums = np.concatenate(parts, axis=1)
@@ -66,7 +71,10 @@ def _right(scene: Scene, name: str, at: int) -> Any:
 
     recipe = scene.recipe
     use = next(
-        one for one, _ in recipe.uses() if one.split(".")[0] == name and one.split(".")[1] in "qkvdo"
+        one
+        for one, _ in recipe.uses()
+        if one.split(".")[0] == name
+        and one.split(".")[1] in "qkvdo"
         and one.split(".")[1] not in ("ds", "p")
     )
     operand, stage = recipe.operand(use), copy_names(recipe)[use]
@@ -76,7 +84,9 @@ def _right(scene: Scene, name: str, at: int) -> Any:
     scales = None
     if operand.block is not None and operand.scale_folded_into is None:
         blocks = scene.expected(f"{stage}.scales")
-        first = sum(-(-one // BLOCK) for one in (scene.key_lengths if of_keys else scene.lengths)[:at])
+        first = sum(
+            -(-one // BLOCK) for one in (scene.key_lengths if of_keys else scene.lengths)[:at]
+        )
         scales = blocks[first : first + -(-(rows.stop - rows.start) // BLOCK)]
         scales = np.repeat(scales, codes.shape[2] // scales.shape[2], axis=2)
     if of_keys:
@@ -109,7 +119,8 @@ def _accumulated(scene: Scene, name: str, at: int, codes: Tensor, scales: Tensor
         left = sides.Left(_chained(left.codes, group), _chained(left.scales, group))
         right = sides.Rows(_chained(right.codes, group), _chained(right.scales, group))
     shape = (left.codes.shape[1], left.codes.shape[2], right.codes.shape[2])
-    return sides.over_rows(left, right, np.zeros(shape, np.uint32), product)
+    found: Tensor = sides.over_rows(left, right, np.zeros(shape, np.uint32), product)
+    return found
 
 
 def _chained(x: Tensor | None, group: int) -> Tensor | None:

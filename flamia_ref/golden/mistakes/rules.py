@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,6 +59,12 @@ def _rule(scene: Scene, place: Place) -> Iterator[Variant]:
             )
             if direct:
                 continue
+            inputs = [use for use, _ in uses if use.split(".")[1] in ("q", "k", "v", "do")]
+            if len(inputs) < len(uses):
+                yield Variant(
+                    sentence=f"The scale rule of the inputs {words}, preset {name}.",
+                    made=with_recipe(_with_rule(name, inputs)),
+                )
             for tensor in dict.fromkeys(use.split(".")[1] for use, _ in uses):
                 yield Variant(
                     sentence=f"The scale rule of {_WORDS[tensor]} {words}, preset {name}.",
@@ -115,7 +122,8 @@ def _overflow(scene: Scene, place: Place) -> Iterator[Variant]:
             return _encoded(overflow="native", rule=f"{prefix}-e4m3")(scene, place)
 
         yield Variant(
-            sentence=f"{place.stage.name} has scales rounded {words} and overflows to NaN.", made=made
+            sentence=f"{place.stage.name} has scales rounded {words} and overflows to NaN.",
+            made=made,
         )
 
 
@@ -132,7 +140,9 @@ def _encoded(*, rounding: str = "nearest_even", overflow: str = "saturate", rule
         if rule:
             uses = [use for use, _ in _coded(scene.recipe) if use.split(".")[1] == tensor]
             scales = simulated(
-                scene, scene.case.places[stage.scales], Change(recipe=_with_rule(rule, uses)(scene.recipe))
+                scene,
+                scene.case.places[stage.scales],
+                Change(recipe=_with_rule(rule, uses)(scene.recipe)),
             )
         else:
             scales = scene.expected(stage.scales)
@@ -217,13 +227,15 @@ def _guard(scene: Scene, place: Place) -> Iterator[Variant]:
 
     def plain(recipe: "Recipe", name: str) -> "Recipe":
         product = getattr(recipe, name)
-        sides = {side: replace(getattr(product, side), guard=Guard.NONE) for side in ("left", "right")}
+        sides = {
+            side: replace(getattr(product, side), guard=Guard.NONE) for side in ("left", "right")
+        }
         return replace(recipe, **{name: replace(product, **sides, guard_instruction=None)})
 
     for name in guarded:
         yield Variant(
             sentence=f"{_PRODUCTS[name]} has no guarded blocks.",
-            made=with_recipe(lambda recipe, name=name: plain(recipe, name)),
+            made=with_recipe(partial(plain, name=name)),
         )
 
     def every(recipe: "Recipe") -> "Recipe":

@@ -1,12 +1,11 @@
 """A part of a case that is small enough to be computed again and again: some documents, some key/value heads."""
 
-
 from dataclasses import dataclass, field, fields, replace
-
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flamia_ref.golden.elements import recipe_in
 from flamia_ref.golden.files import Tensor
 from flamia_ref.golden.pack import Case
 from flamia_ref.golden.stage import Place, Stage, View, blocks
@@ -111,7 +110,7 @@ def packed(lengths: tuple[int, ...]) -> Documents:
     return Documents((0, *(int(end) for end in np.cumsum(lengths))))
 
 
-_RECIPES: dict[int, tuple[Any, "Recipe"]] = {}
+_LEAN: list[tuple[object, "Recipe"]] = []
 
 
 def recipe_of(case: Case) -> "Recipe":
@@ -119,19 +118,15 @@ def recipe_of(case: Case) -> "Recipe":
 
     It is changed again and again, and every change is checked against all of that. The last few are kept.
     """
-    from flamia_ref.attention import Recipe
-
-    entry = case.recipe
-    kept = _RECIPES.get(id(entry))
-    if kept is None or kept[0] is not entry:
-        if len(_RECIPES) > 32:
-            _RECIPES.clear()
-        recipe = Recipe.from_json(entry.recipe)
-        step = recipe.evidence("tiles.query")
-        parts = [one.name for one in fields(recipe) if one.name not in ("name", "steps", "schedules")]
-        recipe = replace(recipe, schedules=(), steps=dict.fromkeys(parts, step))
-        kept = _RECIPES[id(entry)] = (entry, recipe)
-    return kept[1]
+    for entry, kept in _LEAN:
+        if entry is case.recipe:
+            return kept
+    recipe = recipe_in(case)
+    step = recipe.evidence("tiles.query")
+    parts = [one.name for one in fields(recipe) if one.name not in ("name", "steps", "schedules")]
+    lean = replace(recipe, schedules=(), steps=dict.fromkeys(parts, step))
+    _LEAN[:] = [*_LEAN[-15:], (case.recipe, lean)]
+    return lean
 
 
 def as_bits(value: Any, view: View) -> Tensor:

@@ -10,7 +10,7 @@ from flamia_ref._errors import unknown_name
 from flamia_ref.golden.bitwise import Aligned
 from flamia_ref.golden.files import Tensor
 from flamia_ref.golden.mistakes.agreement import Counts, agreement, far
-from flamia_ref.golden.mistakes.catalogue import MISTAKES
+from flamia_ref.golden.mistakes.catalogue import GROUPS, MISTAKES
 from flamia_ref.golden.mistakes.mistake import Mistake, Needs, Variant, kinds
 from flamia_ref.golden.mistakes.scene import Scene, wide
 from flamia_ref.golden.pack import Case
@@ -61,12 +61,13 @@ def diagnose(
 ) -> tuple[Diagnosis, ...]:
     """Return the known mistakes that explain where a kernel departs from a case, the best one first.
 
-    `given` holds by name what was given and could be compared, `first` names the first tensor that fails, of
-    the shape of which `failing` says which elements do; without it, all that differ. What fails is
-    looked at in parts, a document and a key/value head each, the small ones first, and no more of
-    them than takes a few seconds; the counts are those of these parts. A mistake is listed where it explains
-    nine in ten of their failing elements and changes at most one passing element for ten of those; where several do about equally
-    well, all that are best, and at most three in all otherwise. An empty result means that no known mistake explains the data.
+    `given` holds by name what was given and could be compared, `first` names the first tensor that
+    fails. `failing`, of its shape, says which elements do; without it, all that differ. What fails
+    is looked at in parts, a document and a key/value head each, the small ones first, and no more of
+    them than takes a few seconds; the counts are those of these parts. A mistake is listed where it
+    explains nine in ten of their failing elements and changes no more than one passing element for
+    ten of those. Mistakes that explain as much as the best are all listed, nearly as good ones up to
+    three in all. An empty result means that no known mistake explains the data.
 
     Raises ValueError for a name that was not given.
     """
@@ -113,7 +114,8 @@ def _tensors(
                 considered=considered,
             )
         )
-    return found if int(found[0].failing.sum()) >= _FEWEST else []
+    enough = sum(int(one.failing.sum()) for one in found) >= _FEWEST
+    return found if enough and found[0].failing.any() else []
 
 
 def _search(
@@ -122,20 +124,21 @@ def _search(
     parts = _parts(case, tensors)
     if not parts:
         return ()
-    whole = frozenset(
-        case.places[name].stage.name for name in given if name in case.places
-    )
+    whole = frozenset(case.places[name].stage.name for name in given if name in case.places)
     stage = case.places[first].stage
     origins = kinds(stage.name).union(
         *(kinds(name) for name in case.recipe.dataflow.suspects(stage.name, whole))
     )
     found: list[tuple[float, Counts, Mistake, Variant]] = []
-    for mistake in MISTAKES:
-        if not mistake.shows & origins:
-            continue
-        best = _best(mistake, parts, tensors)
-        if best is not None:
-            found.append((best[0].score, best[0], mistake, best[1]))
+    for group in GROUPS:
+        for mistake in group:
+            if not mistake.shows & origins:
+                continue
+            best = _best(mistake, parts, tensors)
+            if best is not None:
+                found.append((best[0].score, best[0], mistake, best[1]))
+        if any(score == 1 and counts.explained >= _WANTED for score, counts, _, _ in found):
+            break  # nothing can explain more, and the later groups cost more
     if not found:
         return ()
     found.sort(key=lambda one: -one[0])

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -36,8 +36,8 @@ class Change:
     recipe: "Recipe | None" = None
     mask: Mask | None = None
     softmax_scale: float | None = None
-    softcap: float | None | str = "of the case"
-    sink: Tensor | None | str = "of the case"
+    softcap: float | Literal["of the case"] | None = "of the case"
+    sink: Tensor | Literal["of the case"] | None = "of the case"
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
     operands: Mapping[str, Codes] = field(default_factory=dict)
     backward: Mapping[str, Tensor] = field(default_factory=dict)
@@ -46,7 +46,9 @@ class Change:
 def simulated(scene: Scene, place: Place, change: Change) -> Tensor | None:
     """Return a tensor of the scene, in stored bits, as it is with a change. None where it would not be there."""
     stage = place.stage.parents[0] if place.stage.tiled else place.stage.name
-    found = _backward(scene, stage, change) if place.stage.backward else _forward(scene, stage, change)
+    found = (
+        _backward(scene, stage, change) if place.stage.backward else _forward(scene, stage, change)
+    )
     if found is None:
         return None
     if place.stage.tiled:
@@ -85,7 +87,9 @@ def _shape(scene: Scene, change: Change) -> Any:
     from flamia_ref.attention import inputs
 
     softcap = scene.case.spec.softcap if change.softcap == "of the case" else change.softcap
-    return inputs.Shape(change.mask or scene.mask, change.softmax_scale or scene.softmax_scale, softcap)
+    return inputs.Shape(
+        change.mask or scene.mask, change.softmax_scale or scene.softmax_scale, softcap
+    )
 
 
 def _sink(scene: Scene, change: Change) -> Tensor | None:

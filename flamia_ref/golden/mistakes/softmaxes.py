@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,9 @@ _SCORES = frozenset(
     | {"p.dv", "p.dv.scales", "p.dv.codes", "ds", "ds.scales", "ds.codes"}
     | {"ds.dq.scales", "ds.dq.codes", "ds.dk.scales", "ds.dk.codes"}
 )
-_P = frozenset({"p", "p.o.scales", "p.o.codes", "row_sum", "o", "p.dv", "p.dv.codes", "p.dv.scales", "dv"})
+_P = frozenset(
+    {"p", "p.o.scales", "p.o.codes", "row_sum", "o", "p.dv", "p.dv.codes", "p.dv.scales", "dv"}
+)
 
 
 def changed(recipe: "Recipe", path: str, **fields: Any) -> "Recipe":
@@ -88,7 +91,8 @@ def _natural(scene: Scene, place: Place) -> Iterator[Variant]:
     )
     if place.stage.backward:
         yield Variant(
-            sentence="The backward takes the natural lse for one in base 2.", made=_other_lse(1 / _LOG2_E)
+            sentence="The backward takes the natural lse for one in base 2.",
+            made=_other_lse(1 / _LOG2_E),
         )
         yield Variant(
             sentence="The backward multiplies lse by log2(e) twice.", made=_other_lse(_LOG2_E)
@@ -136,7 +140,11 @@ def _p_scale(scene: Scene, place: Place) -> Iterator[Variant]:
     product = "dv" if side == "gradient" else "o"
     static: int | None = getattr(recipe, product).left.static_scale
     if static is not None:
-        for byte, what in ((127, "2^0"), (127 - own, f"2^-{own}"), (static + own, f"2^{static + own - 127}")):
+        for byte, what in (
+            (127, "2^0"),
+            (127 - own, f"2^-{own}"),
+            (static + own, f"2^{static + own - 127}"),
+        ):
             if byte != static and 0 <= byte <= 254:
                 yield Variant(
                     sentence=f"The product takes P with the scale {what} instead of 2^{static - 127}.",
@@ -163,7 +171,7 @@ def _exp2(scene: Scene, place: Place) -> Iterator[Variant]:
         if model != softmax.exp2:
             yield Variant(
                 sentence=f"2^x {words}, not {softmax.exp2}.",
-                made=with_recipe(lambda recipe, model=model: changed(recipe, "softmax", exp2=model)),
+                made=with_recipe(partial(changed, path="softmax", exp2=model)),
             )
     if softmax.emulated is not None and not place.stage.backward:
         yield Variant(
@@ -174,7 +182,9 @@ def _exp2(scene: Scene, place: Place) -> Iterator[Variant]:
 
 def _row_sum(scene: Scene, place: Place) -> Iterator[Variant]:
     own = scene.recipe.softmax.row_sum_of
-    other, words = ("codes", "P after it is quantized") if own == "p" else ("p", "P before it is quantized")
+    other, words = (
+        ("codes", "P after it is quantized") if own == "p" else ("p", "P before it is quantized")
+    )
     yield Variant(
         sentence=f"The row sum adds {words}.",
         made=with_recipe(lambda recipe: changed(recipe, "softmax", row_sum_of=other)),
@@ -193,7 +203,10 @@ def _rescale(scene: Scene, place: Place) -> Iterator[Variant]:
 
 
 def _normalisation(scene: Scene, place: Place) -> Iterator[Variant]:
-    for power, words in ((1, "O is not divided by the row sum."), (-1, "O is divided by the row sum twice.")):
+    for power, words in (
+        (1, "O is not divided by the row sum."),
+        (-1, "O is divided by the row sum twice."),
+    ):
 
         def made(scene: Scene, place: Place, power: int = power) -> Tensor | None:
             return _times_row_sum(scene, place, power)
@@ -250,7 +263,11 @@ MISTAKES = (
     Mistake(name=Name.LSE_PART, shows=frozenset({"lse"}), variants=_lse(_PARTS)),
     Mistake(name=Name.NO_SOFTMAX_SCALE, shows=_SCORES, variants=_no_scale),
     Mistake(name=Name.SOFTMAX_SCALE_TWICE, shows=_SCORES, variants=_scale_twice),
-    Mistake(name=Name.NATURAL_EXPONENT, shows=_SCORES | {"do.scales", "do.codes", "delta", "scales", "codes"}, variants=_natural),
+    Mistake(
+        name=Name.NATURAL_EXPONENT,
+        shows=_SCORES | {"do.scales", "do.codes", "delta", "scales", "codes"},
+        variants=_natural,
+    ),
     Mistake(name=Name.NO_SOFTCAP, shows=_SCORES, variants=_no_cap),
     Mistake(name=Name.NO_SINK, shows=_SCORES, variants=_no_sink),
     Mistake(name=Name.P_SCALE, shows=_P, variants=_p_scale),

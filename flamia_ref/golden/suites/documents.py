@@ -80,4 +80,3 @@ DOCUMENTS: tuple[CaseSpec, ...] = (
         ("real",),
     ),
 )
-

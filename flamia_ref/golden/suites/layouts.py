@@ -7,7 +7,7 @@ from flamia_ref.golden.suites.synthetic import ONE, box, synthetic
 LAYOUTS: tuple[CaseSpec, ...] = (
     synthetic(
         "ladder-d128",
-        "scales that differ between neighbours along tokens, heads and channels; 140 tokens are two "
+        "scales that differ between nearly all neighbours along tokens, heads and channels; 140 tokens are two "
         "tiles of rows, and five blocks are two tiles of columns where tokens are blocked",
         lengths=(140, 33),
         seed=31,

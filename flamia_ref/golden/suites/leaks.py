@@ -37,9 +37,7 @@ def _one(tensor: str, bits: int, token: int, channel: int = 0) -> Fill:
 
 
 def _witness(name: str, why: str, seed: int, *fills: Fill, tokens: int = 32) -> CaseSpec:
-    return synthetic(
-        name, why, lengths=(tokens,), seed=seed, fills=fills, flags=("leak-witness",)
-    )
+    return synthetic(name, why, lengths=(tokens,), seed=seed, fills=fills, flags=("leak-witness",))
 
 
 def _found_by_chance(tensor: str, seed: int) -> Iterator[CaseSpec]:
@@ -127,5 +125,9 @@ LEAKS: tuple[CaseSpec, ...] = (
         ),
         _one("dout", _MILLION, 0),
     ),
-    *(case for seed, tensor in enumerate(TENSORS, start=106) for case in _found_by_chance(tensor, seed)),
+    *(
+        case
+        for seed, tensor in enumerate(TENSORS, start=106)
+        for case in _found_by_chance(tensor, seed)
+    ),
 )

@@ -1,5 +1,7 @@
 """Cases for masks: other keys than queries, windows, heads that share keys."""
 
+from typing import Any
+
 from flamia_ref.golden.case_fields import Fill
 from flamia_ref.golden.cases import CaseSpec
 from flamia_ref.golden.suites.synthetic import DOUBLE, ONE, box, synthetic
@@ -26,7 +28,7 @@ def _aligned(name: str, alignment: str, why: str, seed: int) -> CaseSpec:
     )
 
 
-def _window(name: str, why: str, seed: int, *, length: int = 40, **fields: object) -> CaseSpec:
+def _window(name: str, why: str, seed: int, *, length: int = 40, **fields: Any) -> CaseSpec:
     return synthetic(name, why, lengths=(5, length), seed=seed, heads=(2, 1), **fields)
 
 

@@ -29,9 +29,7 @@ def _edges_of_columns() -> Iterator[Fill]:
     for tensor in TENSORS:
         for block, step in enumerate((0, -1, 1)):
             token = 32 * block + 5
-            yield box(
-                tensor, _EDGES[0] + step, tokens=(token, token + 1), steps=(0, 0, 3 * DOUBLE)
-            )
+            yield box(tensor, _EDGES[0] + step, tokens=(token, token + 1), steps=(0, 0, 3 * DOUBLE))
 
 
 # 2^-133, 2^-130, the largest subnormal, 2^-126; then around 448 * 2^-127, where scale byte 0 ends.

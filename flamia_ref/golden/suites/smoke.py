@@ -8,7 +8,6 @@ from flamia_ref.golden.cases import CaseSpec
 from flamia_ref.golden.inputs import Distribution
 from flamia_ref.golden.suites.synthetic import synthetic
 
-
 SMOKE = (
     CaseSpec(
         name="smollm2-layer14",
