@@ -16,7 +16,6 @@ import numpy as np
 from flamia_ref.attention import RECIPES, Recipe, backward, forward
 from flamia_ref.golden.bitwise import values
 from flamia_ref.golden.cases import CaseSpec
-from flamia_ref.golden.dataflow import dataflow
 from flamia_ref.golden.envelope.judging import permitted
 from flamia_ref.golden.inputs import Distribution
 from flamia_ref.golden.stage import View
@@ -67,10 +66,12 @@ def ends(spec: CaseSpec, recipe: Recipe, expected: dict[str, Any]) -> dict[str, 
 
 
 def of(name: str, bits: Any) -> Any:
+    """Bits of an output as numbers."""
     return values(bits, View.F32 if name == "lse" else View.BF16)
 
 
 def widths(names: tuple[str, ...], sizes: tuple[tuple[int, int], ...]) -> Iterator[str]:
+    """The table of widths, line by line."""
     yield "| recipe | tokens | head_dim | out | lse | dQ | dK | dV | ambiguous out | time |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for name in names:
@@ -98,7 +99,7 @@ def widths(names: tuple[str, ...], sizes: tuple[tuple[int, int], ...]) -> Iterat
 def faults(recipe: Recipe, spec: CaseSpec) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """Mistakes by name, and what a kernel that makes them returns."""
     bits = spec.inputs()
-    q, k, v = (bits[name].view(ml_dtypes.bfloat16).astype(np.float32) for name in ("q", "k", "v"))
+    k, v = (bits[name].view(ml_dtypes.bfloat16).astype(np.float32) for name in ("k", "v"))
     last = spec.tokens - 1
 
     def doubled(x: Any, token: int) -> Any:
@@ -130,6 +131,7 @@ def faults(recipe: Recipe, spec: CaseSpec) -> Iterator[tuple[str, Callable[[], d
 
 
 def with_p(recipe: Recipe, preset: str) -> Recipe:
+    """The recipe with P in another block format."""
     left = dataclasses.replace(recipe.o.left, format=preset)
     return dataclasses.replace(
         recipe, name="changed", o=dataclasses.replace(recipe.o, left=left), schedules=()
@@ -156,6 +158,7 @@ TOLERANCES = {
 
 
 def caught(names: tuple[str, ...], tokens: int) -> Iterator[str]:
+    """The table of faults, line by line."""
     yield f"| recipe | fault | {' | '.join(TOLERANCES)} | envelope: elements outside |"
     yield f"|---|---|{'---|' * len(TOLERANCES)}---|"
     for name in names:
@@ -187,6 +190,7 @@ def caught(names: tuple[str, ...], tokens: int) -> Iterator[str]:
 
 
 def main() -> None:
+    """Print both tables."""
     quick = "--quick" in sys.argv
     sizes = ((128, 64),) if quick else ((512, 64), (2048, 64), (2048, 128))
     names = (
@@ -195,10 +199,12 @@ def main() -> None:
         else ("flamia-mxfp8-folded", "flamia-mxfp8", "cudnn-mxfp8", "bf16-fa4", "flamia-nvfp4-fp8")
     )
     for line in widths(names, sizes):
-        print(line, flush=True)
-    print()
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+    sys.stdout.write("\n")
     for line in caught(("flamia-mxfp8-folded",), 128 if quick else 512):
-        print(line, flush=True)
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Write flash-attention-2-bf16.json: FlashAttention-2's forward for head_dim 64, as a variation on `bf16-fa4`.
 
-Read in Dao-AILab/flash-attention, csrc/flash_attn/src: flash_fwd_kernel.h, softmax.h, flash_fwd_launch_template.h. Tiles
-are 128 by 128 for head_dim up to 64; key tiles descend; the maximum follows at every tile; every 2^x is ex2.approx;
-O is multiplied by the IEEE reciprocal of the row sum, or by 1 where that is 0 or NaN.
+Read in Dao-AILab/flash-attention, csrc/flash_attn/src: flash_fwd_kernel.h, softmax.h, flash_fwd_launch_template.h.
+Tiles are 128 by 128 for head_dim up to 64; key tiles descend; the maximum follows at every tile; every 2^x is
+ex2.approx; O is multiplied by the IEEE reciprocal of the row sum, or by 1 where that is 0 or NaN.
 
 What it does not say: lse there is m scale + log(l), by other roundings than any here, and its backward adds dQ in any
 order.

@@ -66,6 +66,12 @@ def backward(operands, *, cu_seqlens, causal, softmax_scale, out, lse, dout, tra
     return _returned(results, documents, operands["q.codes"].shape[1])
 
 
+def instruction() -> str | None:
+    """What adds the products here: on Hopper, which has no block-scaled instruction, that of bfloat16."""
+    on_hopper = device() != "cpu" and torch.cuda.get_device_capability()[0] == 9
+    return "sm90.wgmma.bf16" if on_hopper else None
+
+
 def device() -> str:
     """Where the kernels run."""
     return "cpu" if triton.knobs.runtime.interpret else "cuda"

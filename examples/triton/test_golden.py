@@ -6,6 +6,6 @@ pytest.importorskip("triton.language", reason="needs PyTorch and Triton")
 
 
 def test_golden(golden_case):
-    from examples.triton.protocol import attention
+    from examples.triton.protocol import attention, instruction
 
-    golden_case.check(attention)
+    golden_case.check(attention, instruction=instruction())

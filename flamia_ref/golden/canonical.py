@@ -14,6 +14,15 @@ from typing import Any
 
 from flamia_ref._errors import line, shown
 
+# Long texts are looked at before they are parsed, which would take 30 times their bytes: in the
+# canonical form every value has a line, and of manifests a line has 25 bytes and more on average.
+_LONG = 1 << 20
+_SHORTEST_LINE = 12
+_STRING = r'"(?:[^"\\\n]++|\\.)*+"'
+_VALUE = rf"(?:{_STRING}|[-+.0-9a-zA-Z]++|\[\]|\{{\}}|[\[\]{{}}])"
+_LINES = re.compile(rf"(?: *+(?:{_STRING}: )?+{_VALUE},?+\n)*+\Z")
+_NAME = 160  # characters of a field's name that an error shows as it is; a case has so many
+
 _BITS = re.compile(r"0x[0-9a-f]{16}\Z")
 
 
@@ -36,16 +45,30 @@ def parse(text: str, *, source: str) -> dict[str, Any]:
 
     Raises ValueError for text that is no JSON object, or not exactly what `render` writes.
     """
+    if len(text) > _LONG:
+        _check_lines(text, source)
     try:
         document = _floats_read(json.loads(text, object_pairs_hook=unique))
         canonical = render(document)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{source} is no JSON that can be read: {line(str(error))}") from error
+    except MemoryError as error:
+        raise ValueError(
+            f"{source} is JSON of {len(text)} bytes; there is no memory to read it"
+        ) from error
     if not isinstance(document, dict):
         raise ValueError(f"{source} holds no JSON object")
     if canonical != text:
         raise ValueError(f"{source} was changed since it was written: its form is not canonical")
     return document
+
+
+def _check_lines(text: str, source: str) -> None:
+    """Raise ValueError for a text with several values on a line, or more lines than any manifest."""
+    if text.count("\n") > len(text) // _SHORTEST_LINE:
+        raise ValueError(f"{source} holds more values than any {source} of {len(text)} bytes")
+    if not _LINES.match(text):
+        raise ValueError(f"{source} was changed since it was written: its form is not canonical")
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -127,7 +150,9 @@ class Reader:
         if not isinstance(self.data, dict):
             raise self._wrong("an object")
         for name, value in self.data.items():
-            yield name, Reader(data=value, path=f"{self.path}: {name}")
+            # Whoever wrote the data chose the name, its length and its characters.
+            plain = name if name.isprintable() and len(name) <= _NAME else shown(name)
+            yield name, Reader(data=value, path=f"{self.path}: {plain}")
 
     def entries(self) -> Iterator["Reader"]:
         """Yield the entries of a list."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from flamia_ref._errors import line, shown, unknown_name
+from flamia_ref import kernels
+from flamia_ref._errors import shown, unknown_name
 from flamia_ref.arithmetic import INSTRUCTIONS
 from flamia_ref.golden import spread, twins, verdicts
 from flamia_ref.golden.actual import Given, Results, cases_of, from_arrays, from_kernel, from_path
@@ -18,14 +19,15 @@ from flamia_ref.golden.bitwise import Aligned, align
 from flamia_ref.golden.dataflow import OUTPUTS, visible_pairs
 from flamia_ref.golden.diagnosis import difference
 from flamia_ref.golden.expectations import chosen
+from flamia_ref.golden.explanation import lineage
+from flamia_ref.golden.lineage import distance
 from flamia_ref.golden.mistakes import diagnose as named_mistakes
 from flamia_ref.golden.pack import Case, Pack, load
 from flamia_ref.golden.recipes import provenance
 from flamia_ref.golden.stage import Role, View
 from flamia_ref.golden.verdicts import Verdict
-from flamia_ref import kernels
 from flamia_ref.kernels import Unsupported
-from flamia_ref.report.model import CaseResult, Diagnosis, Report, Status, TensorResult
+from flamia_ref.report.model import CaseResult, Diagnosis, Difference, Report, Status, TensorResult
 
 Progress = Callable[[int, int, str], None]  # cases done, cases in all, the name of the next one
 _FORWARD_ONLY = "forward only: nothing of the backward was given"
@@ -191,7 +193,8 @@ def _compared(
     whole = _whole(case, given) | handed
     diagnoses: tuple[Diagnosis, ...] = ()
     if diagnose and departed is not None and departed.name in aligned:
-        diagnoses = named_mistakes(case, aligned, departed.name)
+        failing = judged[departed.name].failing
+        diagnoses = named_mistakes(case, aligned, departed.name, failing=failing)
     return CaseResult(
         name=case.name,
         status=_first_status(compared),
@@ -272,7 +275,7 @@ def _with_leaks(
         own = {leak.tensor for leak in twins.leaks(case.tensors, other.tensors, case.spec)}
         leaks = [
             leak
-            for leak in twins.leaks(_arrays(kept[case.name]), _arrays(kept[other.name]), case.spec)
+            for leak in twins.leaks(*_alike(kept[case.name], kept[other.name]), case.spec)
             if leak.tensor not in own
         ]
         tensors = tuple(
@@ -287,8 +290,17 @@ def _with_leaks(
     return found
 
 
-def _arrays(given: Given) -> dict[str, Any]:
-    return {name: one.array for name, one in given.items()}
+def _alike(first: Given, second: Given) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those results of two cases that can be compared. What is wrong with the others is said elsewhere."""
+    names = [
+        name
+        for name, one in first.items()
+        if name in second
+        and one.dtype == second[name].dtype
+        and one.array.shape == second[name].array.shape
+        and one.array.dtype.itemsize in (2, 4)
+    ]
+    return tuple({name: x[name].array for name in names} for x in (first, second))  # type: ignore[return-value]
 
 
 def _with_command(result: CaseResult, pack: Pack | Case, subject: str) -> CaseResult:
@@ -360,11 +372,26 @@ def _tensor(
     notes += [verdict.note] if verdict.note else []
     return TensorResult(
         status=_status(one, verdict),
-        first=difference(case, name, index, aligned),
+        first=_first(case, name, index, aligned),
         heat_map=spread.heat_map(case, place, failing),
         note="; ".join(notes),
         **known,
     )
+
+
+def _first(
+    case: Case, name: str, index: tuple[int, ...], aligned: Mapping[str, Aligned]
+) -> Difference:
+    """The first failing element, with the value that it was rounded from."""
+    found = difference(case, name, index, aligned)
+    try:
+        before = lineage(case, name, index).before
+    except (KeyError, IndexError):  # a pack need not hold every stage
+        return found
+    if before is None:
+        return found
+    boundary = distance(before, case.places[name].stage.view)
+    return dataclasses.replace(found, before=before, boundary=boundary)
 
 
 def _status(one: Aligned, verdict: Verdict) -> Status:

@@ -1,6 +1,7 @@
 """Reading files that nobody vouches for: plain files, bounded sizes, safetensors without pickle."""
 
 import io
+import json
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import safetensors
 import safetensors.numpy
 
 from flamia_ref._errors import line, shown
+from flamia_ref.golden.canonical import unique
 
 Tensor = npt.NDArray[Any]
 
@@ -115,7 +117,9 @@ def tensors_from_bytes(data: bytes, *, source: str) -> dict[str, Stored]:
     """
     try:
         entries = _deserialize(data)
-    except safetensors.SafetensorError as error:
+        # The package takes the last of two tensors of one name; other readers take the first.
+        json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")], object_pairs_hook=unique)
+    except (safetensors.SafetensorError, ValueError, RecursionError) as error:
         reason = line(str(error))[:_REASON]
         raise ValueError(f"{source} is no whole safetensors file: {reason}") from error
     tensors = {}
@@ -143,7 +147,8 @@ def tensors_to_bytes(tensors: dict[str, Tensor]) -> bytes:
     for name, tensor in tensors.items():
         if tensor.dtype not in (np.uint8, np.uint16, np.uint32, np.int32, np.float32):
             raise TypeError(f"tensor {shown(name)} is {tensor.dtype}; packs hold no such dtype")
-    contiguous = {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
+    # Not ascontiguousarray, which makes a scalar a list of one.
+    contiguous = {name: np.asarray(tensors[name], order="C") for name in sorted(tensors)}
     return safetensors.numpy.save(contiguous)
 
 

@@ -6,14 +6,37 @@ maps it; `flamia_ref.golden.case_file` says why neither will do.
 """
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from flamia_ref._errors import line, shown
 from flamia_ref.golden.canonical import unique
 
 PREFIX = 8  # bytes that hold the header's length
+
+_ITEM_BYTES = {"F32": 4, "U32": 4, "I32": 4, "U16": 2, "U8": 1}  # the dtypes of packs
+_ORDER = tuple(_ITEM_BYTES)  # in which the safetensors package writes them
+
+
+class Listed(Protocol):
+    """A tensor as a manifest lists it."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """The name of its dtype in safetensors."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,15 +66,39 @@ def parse_header(data: bytes) -> tuple[Span, ...]:
     return tuple(sorted(spans, key=lambda span: (span.begin, span.end)))
 
 
+def canonical_header(tensors: Iterable[Listed]) -> bytes:
+    """Return the header that packs are written with, from what a manifest lists.
+
+    It is that of `flamia_ref.golden.files.tensors_to_bytes`: wide dtypes first, names in order,
+    spaces up to a multiple of 8 bytes.
+    """
+    listed = sorted(tensors, key=lambda one: (_ORDER.index(one.dtype), one.name))
+    document, at = {}, 0
+    for one in listed:
+        size = _bytes(one.dtype, one.shape)
+        shape = list(one.shape)
+        document[one.name] = {"dtype": one.dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    return text + b" " * (-len(text) % 8)
+
+
 def require_whole(spans: Iterable[Span], size: int) -> None:
-    """Raise ValueError where tensors do not fill `size` bytes exactly, end to end."""
+    """Raise ValueError where tensors of the dtypes of packs do not fill `size` bytes, end to end."""
     at = 0
     for span in spans:
+        held, needed = span.end - span.begin, _bytes(span.dtype, span.shape)
+        if held != needed:
+            raise ValueError(f"tensor {shown(span.name)} has {held} bytes, not {needed}")
         if span.begin != at:
             raise ValueError(f"tensor {shown(span.name)} begins at byte {span.begin}, not at {at}")
         at = span.end
     if at != size:
         raise ValueError(f"its tensors end at byte {at} of {size}")
+
+
+def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * _ITEM_BYTES[dtype]
 
 
 def _span(name: str, entry: Any) -> Span:

@@ -69,13 +69,12 @@ class Case:
     def tensors(self) -> CaseFile:
         """All tensors by name, each read when it is looked up.
 
-        Raises ValueError, now or at a look-up, where the file is not what the manifest says. The file's
-        own digest is checked once all tensors have been read; `verify` checks everything at once.
+        Raises ValueError, now or at a look-up, where the file is not what the manifest says.
         """
         return CaseFile(self.path, self.entry)
 
     def verify(self) -> None:
-        """Read everything once and check all digests, with bounded memory.
+        """Read the whole file and check all digests, in memory that does not grow with the file.
 
         Raises ValueError where the file is not what the manifest says.
         """

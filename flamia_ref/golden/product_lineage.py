@@ -1,6 +1,7 @@
 """Where the products come from: S and dP over channels, O, dQ, dK and dV over tokens."""
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 from flamia_ref.golden.copies import Copy
 from flamia_ref.golden.elements import Elements
@@ -84,7 +85,7 @@ def over_tokens(of: Elements, place: Place, index: Index) -> Lineage:
         if high is not None and not of_keys:
             cut = of.guarded(product, document)[row]
             values_of = of.numbers(f"{'p' if product == 'o' else 'ds'}.{document}", (one, row))
-            weights = np.where(cut, values_of, weights)
+            weights = np.where(cut, values_of.astype(bfloat16).astype(np.float64), weights)
             column = np.where(cut, high[:, channel], column)
         parts.append(weights * column)
         what = "query" if of_keys else "key"

@@ -45,19 +45,18 @@ def judge(
 ) -> dict[str, Verdict]:
     """Return the verdict on every tensor that was given and could be compared.
 
-    Where all bits are equal that is all. Otherwise what differs, and what is computed from it, is judged by the
-    stages that lead to it: the kernel's own where it gave them, except for those in `handed`, whose bits in the pack
-    it was given, and otherwise what the recipe permits of them. Operands of q, k and v, whose steps leave nothing
-    open, are compared bit for bit. `instruction`: as in `flamia_ref.golden.check`.
+    What has the bits of the pack passes. What differs is judged by the stages that lead to it: the kernel's own where
+    it gave them, except for those in `handed`, whose bits in the pack it was given, and otherwise what the recipe
+    permits of them. Operands of q, k and v, whose steps leave nothing open, are compared bit for bit. `instruction`: as
+    in `flamia_ref.golden.check`.
     """
     differs = {name: _differs(case, name, one) for name, one in aligned.items()}
-    apart = {case.places[name].stage.name for name, where in differs.items() if where.any()}
     found = {
         name: Verdict(failing=where, inside=np.zeros_like(where)) for name, where in differs.items()
     }
-    open_ = [name for name in aligned if not _exact(case.places[name])]
-    touched = _with_descendants(case, apart - handed)
-    wanted = [name for name in open_ if case.places[name].stage.name in touched | apart]
+    wanted = [
+        name for name, where in differs.items() if where.any() and not _exact(case.places[name])
+    ]
     if not wanted:
         return found
     from flamia_ref.attention import Recipe
@@ -167,11 +166,10 @@ def _judged(
     if permitted is None:
         return Verdict(failing=differs, inside=np.zeros_like(differs))
     known = ways[0][name].known if name in ways[0] else np.zeros(differs.shape, dtype=bool)
-    failing = np.where(known, ~permitted, differs)
-    unequal = differs | failing
+    failing = differs & np.where(known, ~permitted, True)
     return Verdict(
         failing=failing,
-        inside=unequal & ~failing,
+        inside=differs & ~failing,
         judged=True,
         width=_width(ways[0][name], one, place) if name in ways[0] else None,
     )
@@ -229,15 +227,6 @@ def _exact(place: Place) -> bool:
     """Whether nothing is open in how a tensor is computed: inputs, and what is made of q, k and v."""
     name = place.stage.name
     return place.stage.role is Role.INPUT or name.split(".")[0] in {*HEADS} - {"do"}
-
-
-def _with_descendants(case: Case, stages: frozenset[str] | set[str]) -> set[str]:
-    """Some stages and all that is computed from them, what was handed over aside."""
-    found = set(stages)
-    for stage in case.recipe.dataflow.stages.values():
-        if found & set(stage.parents):
-            found.add(stage.name)
-    return found
 
 
 def _stored(one: Aligned, place: Place) -> Any:

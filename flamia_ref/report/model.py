@@ -52,7 +52,9 @@ class Difference:
 
     `where` names its place in the order of reading: document, head, token, tile, block, element.
     `element` holds the number itself; beside a code stands the scale of its block, beside a scale
-    the first code under it.
+    the first code under it. `before` is the exact value of a code, or of a rounded float, before it was
+    rounded, and `boundary` its distance from there to the nearest value that is rounded otherwise, in
+    steps of the format; None where the pack does not hold what it is made of.
     """
 
     where: Mapping[str, int | str]
@@ -60,6 +62,8 @@ class Difference:
     element: Pair
     scale: Pair | None = None
     code: Pair | None = None
+    before: float | None = None
+    boundary: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -206,6 +206,12 @@ def _swapped(scene: Scene, place: Place) -> Iterator[Variant]:
 
 def _order(scene: Scene, place: Place) -> Iterator[Variant]:
     recipe, name = scene.recipe, place.stage.name
+    own = recipe.gradient.softmax_scale
+    other, words = ("in_ds", "dS") if own == "epilogue" else ("epilogue", "dQ and dK")
+    yield Variant(
+        sentence=f"The softmax scale multiplies {words}.",
+        made=with_recipe(_with("gradient", "softmax_scale", other)),
+    )
     if name not in _GRADIENTS:
         return
     for order in ("ascending", "descending", "shifted"):
@@ -224,7 +230,6 @@ def _order(scene: Scene, place: Place) -> Iterator[Variant]:
         ("gradient", "heads", ("float32_sum", "one_chain")),
         (name, "accumulation", ("chained", "float32_partials")),
         (name, "k_order", ("ascending", "descending")),
-        ("gradient", "softmax_scale", ("epilogue", "in_ds")),
     ):
         own = getattr(getattr(recipe, part), field)
         for value in values:

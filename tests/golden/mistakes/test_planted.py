@@ -385,7 +385,13 @@ PLANTED: list[tuple[str, str, Name, Plant, tuple[str, ...]]] = [
     ("equal", FOLDED, Name.SWAPPED_GRADIENTS, swapped, BOTH),
     ("documents", FOLDED, Name.NATURAL_EXPONENT, lse_taken_for(LOG2_E), BOTH),
     ("documents", FA4, Name.NATURAL_EXPONENT, lse_taken_for(1 / LOG2_E), BOTH),
-    ("documents", FA4, Name.GRADIENT_ORDER, back_with_recipe("gradient", heads="one_chain"), BOTH),
+    (
+        "documents",
+        CUDNN,
+        Name.GRADIENT_ORDER,
+        back_with_recipe("gradient", softmax_scale="in_ds"),
+        ("staged",),
+    ),
     (
         "wide",
         CUDNN,

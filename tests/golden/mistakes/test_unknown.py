@@ -14,7 +14,7 @@ nightly = pytest.mark.nightly
 
 def copies(case: InMemory) -> dict[str, Any]:
     return {
-        name: np.array(tensor)
+        name: np.array(tensor, order="C")
         for name, tensor in case.tensors.items()
         if case.places[name].stage.role != "input"
     }
