@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import arithmetic, attention, command, formats, leakage
+from benchmarks import arithmetic, attention, command, formats, golden, leakage
 from benchmarks.measure import Result, machine
 
 BENCHMARKS: dict[str, Callable[[float], Iterator[Result]]] = {
@@ -15,7 +15,7 @@ BENCHMARKS: dict[str, Callable[[float], Iterator[Result]]] = {
     "attention": attention.run,
     "leakage": leakage.run,
     "help": command.start,
-    "golden": command.golden,
+    "golden": golden.run,
 }
 PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 

@@ -1,17 +1,13 @@
-"""The command line: how long it takes to start, to make the smoke pack and to check it."""
+"""The command line: how long it takes to start."""
 
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.measure import Result, compare
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPE = "flamia-mxfp8-folded"
-NUMPY_KERNEL = "flamia_ref.golden.simulator:numpy_kernel"
 # Without JAX, as in the CI of a kernel that has none.
 NO_JAX = """
 import runpy, sys
@@ -42,26 +38,3 @@ def start(seconds: float) -> Iterator[Result]:
         python("-c", "pass"),
         seconds=seconds,
     )
-
-
-def golden(seconds: float) -> Iterator[Result]:
-    """The smoke pack in numpy alone, JAX kept from being imported, beside importing numpy."""
-    with tempfile.TemporaryDirectory() as folder:
-        pack, copy = Path(folder, "pack"), Path(folder, "copy")
-        options = ["--recipe", RECIPE, "--suite", "smoke", "--force"]
-        calls: dict[str, Sequence[str]] = {
-            "make": ("make", str(pack), *options),
-            "check --kernel (numpy)": ("check", str(pack), "--kernel", NUMPY_KERNEL),
-            "check --actual": ("check", str(pack), "--actual", str(copy)),
-        }
-        for what, arguments in calls.items():
-            if what == "check --actual":
-                shutil.copytree(pack, copy)
-            yield compare(
-                "golden",
-                f"golden {what}, smoke suite",
-                python("-c", NO_JAX, "golden", *arguments),
-                'python -c "import numpy"',
-                python("-c", "import numpy"),
-                seconds=seconds,
-            )

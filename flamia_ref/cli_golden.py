@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flamia_ref import _console
 from flamia_ref._errors import shown
+from flamia_ref.report.sentences import MEANINGS
 
 # Everything else is imported by the command that needs it, so that --help is quick.
 if TYPE_CHECKING:
@@ -96,12 +97,25 @@ def add_commands(command: Callable[..., Any], recipe: "Callable[[str], Recipe]")
         help="call the kernel N times a case, and require the same bits (1)",
     )
     check.add_argument(
+        "--instruction",
+        metavar="NAME",
+        help="judge the products as this instruction adds them, for a device that has not the recipe's",
+    )
+    check.add_argument(
         "--no-diagnosis", action="store_true", help="do not look for the mistake that was made"
     )
     check.add_argument("--html", metavar="FILE", help="also write the report as one HTML file")
     check.add_argument("--junit", metavar="FILE", help="also write the report as JUnit XML")
-    check.epilog = (
-        "Exit status: 0 every case passes, 1 one does not, 2 the check could not be done."
+    check.formatter_class = argparse.RawDescriptionHelpFormatter  # the verdicts keep their lines
+    width = max(map(len, MEANINGS))
+    check.epilog = "\n".join(
+        [
+            "verdicts:",
+            *(f"  {status:<{width}}  {meaning}" for status, meaning in MEANINGS.items()),
+            "",
+            "Exit status: 0 every case that was compared passes, 1 one does not, 2 nothing was compared,",
+            "or the check could not be done.",
+        ]
     )
 
     show = add("show", "say what a pack, one of its cases, or a tensor of it holds", _show)
@@ -202,6 +216,8 @@ def _check(options: argparse.Namespace) -> Result:
         settings["cases"] = tuple(options.case)
     if options.repeats != 1:
         settings["repeats"] = options.repeats
+    if options.instruction is not None:
+        settings["instruction"] = options.instruction
     if options.no_diagnosis:
         settings["diagnose"] = False
     # What a kernel prints must not end up in the JSON.
@@ -229,11 +245,15 @@ def _as_typed(report: "Report", options: argparse.Namespace) -> "Report":
     option = (
         ["--kernel", options.kernel] if options.actual is None else ["--actual", options.actual]
     )
+    instruction = [] if options.instruction is None else ["--instruction", options.instruction]
     cases = tuple(
         dataclasses.replace(
             case,
             command=shlex.join(
-                ["flamia-ref", "golden", "check", options.folder, *option, "--case", case.name]
+                [
+                    *("flamia-ref", "golden", "check", options.folder, *option),
+                    *(*instruction, "--case", case.name),
+                ]
             ),
         )
         if case.failed
@@ -328,9 +348,14 @@ def _explain(options: argparse.Namespace) -> Result:
 
 
 def _migrate(options: argparse.Namespace) -> Result:
-    from flamia_ref.golden.migration import migrate
+    from flamia_ref.golden.migration import changes, migrate
 
-    return _written(options, migrate(options.folder, options.target))
+    manifest = migrate(options.folder, options.target)
+    brought = changes(options.folder)
+    more = [f"schema version {version} brought: {words}" for version, words in brought.items()]
+    code, text, document = _written(options, manifest)
+    both = json.loads(document) | {"schema": "flamia-ref golden migrate", "changes": brought}
+    return code, "\n".join([text, *more]), _json(both)
 
 
 def _export(options: argparse.Namespace) -> Result:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flamia_ref.adapters.adapter import Adapter
+from flamia_ref.adapters.adapter import Adapter, Run
 from flamia_ref.adapters.cudnn_graphs import Number, Problem, backward, forward
 from flamia_ref.adapters.cudnn_session import Session
 from flamia_ref.adapters.documents import Document, by_document, mask_of
@@ -41,6 +41,15 @@ ADAPTERS = (
         recipes=("bf16-fa4",),
         gives=("lse", "dq", "dk", "dv", "dsink"),
         limits="one graph a document",
+        ran=(
+            Run(
+                device="NVIDIA H200",
+                date="2026-11-30",
+                versions="front end 1.32.0, cuDNN of torch 2.11.0",
+                seen="by `bf16-fa4`, another kernel's steps: 1 of 6 smoke cases inside, 3 outside, 2 refused "
+                "(documents of one token)",
+            ),
+        ),
         **_SHARED,
     ),
     Adapter(
@@ -50,6 +59,14 @@ ADAPTERS = (
         recipes=(),
         gives=("lse", "dq", "dk", "dv"),
         limits="the adapter quantizes, 448 over the largest magnitude of the tensor; dP is scaled by a first run",
+        ran=(
+            Run(
+                device="NVIDIA H200",
+                date="2026-11-30",
+                versions="front end 1.32.0, cuDNN of torch 2.11.0",
+                seen="refused by cuDNN in all cases: FP8 here is for Blackwell",
+            ),
+        ),
         **_SHARED,
     ),
     Adapter(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from flamia_ref._errors import line
 from flamia_ref.adapters.adapter import Adapter, Run
 from flamia_ref.adapters.documents import Document, by_document, mask_of
 from flamia_ref.adapters.refusal import Refused, library
@@ -29,6 +30,15 @@ ADAPTERS = (
         runs='jax.nn.dot_product_attention, implementation="cudnn"',
         devices="compute capability 8.0 or more",
         limits="windows and masks that are not square are given as a mask",
+        ran=(
+            Run(
+                device="NVIDIA H200",
+                date="2026-11-30",
+                versions="jax 0.11.2",
+                seen="JAX hands no odd length to cuDNN: the first smoke case, of 75 tokens, failed; such are "
+                "refused since, and nothing ran",
+            ),
+        ),
         **_SHARED,
     ),
     Adapter(
@@ -67,7 +77,14 @@ def bf16(
     if jax.default_backend() != "gpu":
         raise Refused(f"{_HERE}:bf16", f"needs a GPU, and JAX runs on {jax.default_backend()}")
     mask = mask_of(cu_seqlens, cu_seqlens_k, causal=causal, window=window, alignment=alignment)
-    return _run(jax, "cudnn", mask, q, k, v, dout, softmax_scale)
+    try:
+        return _run(jax, "cudnn", mask, q, k, v, dout, softmax_scale)
+    except (
+        NotImplementedError
+    ) as error:  # lengths, such as odd ones, that JAX does not hand to cuDNN
+        raise Refused(
+            f"{_HERE}:bf16", f"is not supported by JAX here: {line(str(error))}"
+        ) from error
 
 
 def bf16_xla(

@@ -85,7 +85,7 @@ def check(
         found, given = _case(
             case, results, repeats=repeats, diagnose=diagnose, instruction=instruction
         )
-        compared.append(_with_command(found, pack, results.subject))
+        compared.append(_with_command(found, pack, results.subject, instruction))
         if given is not None:
             kept[case.name] = _outputs(given)
     compared = _with_leaks(results.cases, compared, kept)
@@ -222,6 +222,8 @@ def _consistent(
     """Whether the outputs are permitted whatever lies between; None where every bit is equal."""
     if not any(verdict.failing.any() or verdict.inside.any() for verdict in judged.values()):
         return None
+    if not any(verdict.failing.any() for verdict in judged.values()):
+        return True  # its own stages are such a way
     outputs = [name for name in judged if case.places[name].stage.role is Role.OUTPUT]
     between = any(case.places[name].stage.role is Role.STAGE for name in judged)
     if not between:
@@ -303,12 +305,15 @@ def _alike(first: Given, second: Given) -> tuple[dict[str, Any], dict[str, Any]]
     return tuple({name: x[name].array for name in names} for x in (first, second))  # type: ignore[return-value]
 
 
-def _with_command(result: CaseResult, pack: Pack | Case, subject: str) -> CaseResult:
+def _with_command(
+    result: CaseResult, pack: Pack | Case, subject: str, instruction: str | None
+) -> CaseResult:
     """The result with the line that repeats its case."""
     how = "--kernel" if ":" in subject and not os.path.exists(subject) else "--actual"
     if subject == "the given arrays":
         return result
     words = ["flamia-ref", "golden", "check", str(pack.folder), how, subject, "--case", result.name]
+    words += [] if instruction is None else ["--instruction", instruction]
     return dataclasses.replace(result, command=shlex.join(words))
 
 

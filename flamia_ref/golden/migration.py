@@ -61,6 +61,15 @@ def migrate(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> M
     return manifest
 
 
+def changes(folder: str | os.PathLike[str]) -> dict[int, str]:
+    """Return what each schema version after that of a pack brought, by version.
+
+    Raises ValueError where the folder holds no pack of an earlier version, or its manifest is damaged.
+    """
+    version = _read(Path(os.path.abspath(folder)))["schema_version"]
+    return {one: words for one, words in CHANGES.items() if one > version}
+
+
 def _read(source: Path) -> dict[str, Any]:
     """Return the data of a manifest whose digest fits and whose version is an earlier one."""
     if not source.is_dir():
@@ -88,7 +97,7 @@ def _read(source: Path) -> dict[str, Any]:
 
 def _raised(document: dict[str, Any], source: Path) -> Manifest:
     version = document["schema_version"]
-    since = "; ".join(f"{one}: {CHANGES[one]}" for one in range(version + 1, SCHEMA_VERSION + 1))
+    since = "; ".join(f"{one}: {words}" for one, words in CHANGES.items() if one > version)
     try:
         _require_gradients(document)
         return Manifest.from_document(_with_defaults(document))

@@ -1,6 +1,6 @@
 """The verdict on each tensor of a case: bit for bit, or by the envelope of what it was computed from."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,12 @@ from flamia_ref.golden.stage import Place, Role, View
 from flamia_ref.report.model import Width
 
 if TYPE_CHECKING:
+    from flamia_ref.attention.knobs import Schedule
     from flamia_ref.golden.envelope.record import Permitted
 
 _FLOATS = (View.F32, View.BF16)
 _ROW_STAGES = ("row_max", "row_sum")
+_GRADIENTS = frozenset({"dq", "dk", "dv"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,14 +73,17 @@ def judge(
     }
     try:
         ways = [_permitted(case, recipe, given, wanted, instruction)]
-        if any(
-            _judged(case, name, aligned[name], ways, differs[name]).failing.any() for name in wanted
-        ):
-            schedules = [one for one in recipe.schedules if one.splits in (None, 1)]
-            ways += [
-                _permitted(case, recipe.scheduled(one.name), given, wanted, instruction)
-                for one in schedules
-            ]
+        failing = [
+            name
+            for name in wanted
+            if _judged(case, name, aligned[name], ways, differs[name]).failing.any()
+        ]
+        stages = {case.places[name].stage.name for name in failing}
+        ways += [
+            _permitted(case, recipe.scheduled(one.name), given, failing, instruction)
+            for one in recipe.schedules
+            if one.splits in (None, 1) and _concerns(one, stages)
+        ]
     except ValueError as error:
         note = f"no envelope: {line(str(error))}"
         return found | {
@@ -102,6 +107,11 @@ def consistent(
     }
     alone = judge(case, outputs, instruction=instruction)
     return not any(verdict.failing.any() for verdict in alone.values())
+
+
+def _concerns(schedule: "Schedule", stages: Set[str]) -> bool:
+    """Whether a schedule can change any of some stages. That of the backward has a part in its last sums alone."""
+    return bool(stages) and (schedule.o_order is not None or not _GRADIENTS.isdisjoint(stages))
 
 
 def _permitted(
@@ -205,13 +215,11 @@ def _width(of: "Permitted", one: Aligned, place: Place) -> Width:
     with np.errstate(invalid="ignore", over="ignore"):
         wide = np.where(of.known, high - low, 0.0)
         fine = np.isfinite(expected) & np.isfinite(wide)
-    if not fine.any():
-        return Width(relative=0.0, ambiguous=int(np.count_nonzero(of.known & (low != high))))
-    rms = float(np.sqrt(np.mean(np.square(expected[fine]))))
-    mean = float(np.mean(wide[fine]))
+    rms = float(np.sqrt(np.mean(np.square(expected[fine])))) if fine.any() else 0.0
     return Width(
-        relative=mean / rms if rms else 0.0,
+        relative=float(np.mean(wide[fine])) / rms if rms else 0.0,
         ambiguous=int(np.count_nonzero(of.known & (low < high))),
+        unbounded=int(np.count_nonzero(of.known & np.isneginf(low) & np.isposinf(high))),
     )
 
 

@@ -106,7 +106,11 @@ def _neighbourhood(first: Difference) -> Html:
         element("thead", _heading(columns)),
         element("tbody", *rows),
     )
-    return element("div", table, class_="wide")
+    wide = element("div", table, class_="wide")
+    rounded = sentences.rounding(first)
+    if not rounded:
+        return wide
+    return joined([wide, element("p", text(f"The expected one is {rounded}."))])
 
 
 def _pair(name: str, pair: Pair) -> Html:

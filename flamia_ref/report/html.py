@@ -71,16 +71,15 @@ def _head(report: Report, style: str, script: str) -> Html:
             element("meta", name="referrer", content="no-referrer"),
             element(
                 "title",
-                text(f"{_word(report)}: {short(report.subject, 80)} against {report.pack}", 200),
+                text(
+                    f"{sentences.word(report)}: {short(report.subject, 80)} against {report.pack}",
+                    200,
+                ),
             ),
             element("link", rel="icon", href="data:,"),
             raw("style", style),
         ]
     )
-
-
-def _word(report: Report) -> str:
-    return "PASS" if report.passed else "FAIL"
 
 
 def _body(report: Report, extras: Extras) -> Html:
@@ -95,11 +94,10 @@ def _body(report: Report, extras: Extras) -> Html:
 
 
 def _title(report: Report) -> Html:
-    kind = "pass" if report.passed else "fail"
     return element(
         "h1",
         text("Golden check: "),
-        element("span", text(_word(report)), class_=kind),
+        element("span", text(sentences.word(report)), class_=detail.kind(report.status)),
     )
 
 

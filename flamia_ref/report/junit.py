@@ -16,7 +16,8 @@ def render(report: Report) -> str:
     """Return the report as JUnit XML that ends with a newline.
 
     A case is a test; its class is the recipe, or "golden" where the report does not know the recipe.
-    All that does not pass is a failure, except what was skipped. No times: a report has none.
+    All that does not pass is a failure, except what was skipped; the property `verdict` of a suite says
+    whether anything was compared. No times: a report has none.
     """
     suites: dict[str, list[CaseResult]] = {}
     for case in report.cases:
@@ -53,6 +54,7 @@ def _counts(report: Report, part: tuple[str, tuple[CaseResult, ...]] | None) -> 
 def _about(report: Report, recipe: str) -> Iterator[tuple[str, str]]:
     yield "pack", report.pack
     yield "subject", report.subject
+    yield "verdict", sentences.verdict(report)
     yield "numerics_version", str(report.numerics_version)
     if recipe in report.evidence:
         yield "evidence", report.evidence[recipe]

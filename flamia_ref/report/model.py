@@ -71,11 +71,13 @@ class Width:
     """How wide the envelope of a tensor is.
 
     `relative` is the mean width of its elements over the root mean square of the tensor, `ambiguous`
-    the number of elements that may have more than one value in the tensor's own format.
+    the number of elements that may have more than one value in the tensor's own format, `unbounded`
+    the number of those that may have any: they were not judged.
     """
 
     relative: float
     ambiguous: int
+    unbounded: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

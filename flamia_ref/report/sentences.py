@@ -1,21 +1,54 @@
 """What all forms of a report say in the same words."""
 
-from flamia_ref.report.model import CaseResult, Diagnosis, Report, Status, TensorResult
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from flamia_ref.report.model import (
+    CaseResult,
+    Diagnosis,
+    Difference,
+    Report,
+    Status,
+    TensorResult,
+)
+
+MEANINGS: Mapping[Status, str] = MappingProxyType(
+    {
+        Status.PASS: "every tensor is equal bit for bit, or inside its envelope",
+        Status.BIT_MISMATCH: "bits differ where one value is permitted, or where no envelope is known",
+        Status.OUTSIDE_ENVELOPE: "no order of additions that the recipe permits gives these values",
+        Status.SHAPE: "a tensor has another shape than in the pack",
+        Status.DTYPE: "a tensor has another type than in the pack",
+        Status.LAYOUT: "the right elements, in another order",
+        Status.NAN_PATTERN: "NaN where none may be, or none where one must be",
+        Status.MISSING: "an output, or the whole case, was not given",
+        Status.NONDETERMINISTIC: "two calls on the same inputs gave different bits (--repeats)",
+        Status.LEAK: "two cases that differ in hidden tokens alone gave different bits",
+        Status.UNKNOWN: "a tensor was given that the case has not",
+        Status.SKIPPED: "the kernel does not take what the case needs; neither passed nor failed",
+    }
+)
+"""What each verdict means, in one line."""
 
 # Numbers on both sides of zero are billions of steps apart, which says nothing.
 _MOST_STEPS = 4096
 
 
+def word(report: Report) -> str:
+    """Return PASS, FAIL, or NOTHING COMPARED where every case was skipped or there is none."""
+    return {Status.PASS: "PASS", Status.SKIPPED: "NOTHING COMPARED"}.get(report.status, "FAIL")
+
+
 def verdict(report: Report) -> str:
-    """Return PASS or FAIL, and how many cases there are of each status."""
+    """Return the word for a report, and how many cases there are of each status."""
     counts = {
         status: sum(case.status is status for case in report.cases)
         for status in Status
         if any(case.status is status for case in report.cases)
     }
-    parts = ", ".join(f"{count} {status}" for status, count in counts.items())
     cases = "1 case" if len(report.cases) == 1 else f"{len(report.cases)} cases"
-    return f"{'PASS' if report.passed else 'FAIL'}: {cases}: {parts or 'none compared'}"
+    parts = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return ": ".join(filter(None, [word(report), cases, parts]))
 
 
 def departure(case: CaseResult) -> str:
@@ -33,7 +66,8 @@ def departure(case: CaseResult) -> str:
 
 def diagnosis(one: Diagnosis) -> str:
     """Return a diagnosis as a sentence with what it explains."""
-    return f"{one.sentence} (explains {one.explained} of the {one.failing} elements that fail in {one.name})"
+    known = one.sentence.removesuffix(".")
+    return f"{known} (explains {one.explained} of the {one.failing} elements that fail in {one.name})"
 
 
 def consistency(case: CaseResult) -> str:
@@ -43,6 +77,14 @@ def consistency(case: CaseResult) -> str:
     if case.consistent:
         return "consistent: some way that the recipe permits leads from the inputs to these outputs"
     return "not consistent: no way that the recipe permits leads from the inputs to these outputs"
+
+
+def rounding(first: Difference) -> str:
+    """Return what the expected element was rounded from, "" where the pack does not tell."""
+    if first.before is None:
+        return ""
+    near = "" if first.boundary is None else f", {first.boundary:.3g} steps from the boundary"
+    return f"rounded from {first.before:.9g}{near}"
 
 
 def failing(one: TensorResult) -> int:
@@ -72,7 +114,7 @@ def tensor(one: TensorResult) -> str:
         parts.append(f"largest difference {one.largest:.6g}")
     if steps(one):
         parts.append(steps(one))
-    if one.envelope is not None:
+    if one.envelope is not None and (one.envelope.relative or one.envelope.ambiguous):
         parts.append(width(one))
     if one.note:
         parts.append(one.note)

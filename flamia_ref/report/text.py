@@ -78,3 +78,5 @@ def _difference(first: Difference) -> Iterator[str]:
         yield f"scale: {first.scale}"
     else:
         yield str(first.element)
+    if sentences.rounding(first):
+        yield sentences.rounding(first)

@@ -142,6 +142,7 @@ def test_no_order_and_no_tree_leaves_the_ends(kind: tuple, spread: str) -> None:
     for steps, seed in ((1, 0), (2, 1), (4, 2), (9, 3)):
         given = Operands(kind, spread, steps, seed)
         start = numbers(given.rng, spread, "bf16", (LANES,)).astype(np.float32)
+        start[1::3] *= 2.0 ** given.rng.integers(0, 12, size=start[1::3].shape)  # above all terms
         start[::3] = 0.0
         ends = given.ends(
             Ends(*([start.astype(np.float64)[:, None, None]] * 2), np.zeros((LANES, 1, 1), bool))
@@ -237,3 +238,66 @@ def test_the_width_is_of_the_order_of_the_error() -> None:
     rms = np.sqrt(np.mean(found**2))
     assert np.mean(ends.high - ends.low) / rms < 2e-5  # eight steps: 8 ulp of 2^-23 of partial sums
     assert INSTRUCTIONS[KINDS[0][0]].summation is Summation.FUSED
+
+
+def test_terms_far_below_the_rest_are_all_counted() -> None:
+    """Places more than 64 above the least were taken for at most 64: two cut terms instead of hundreds."""
+    extent = 512
+    a, b = np.full((1, extent), 1.9375 * 2.0**7), np.full((1, extent), 2.0**7)
+    a[0, :3], b[0, :3] = (2.0**20, 2.0**-30, 1.0), (2.0**20, 1.0, 2.0**-30)
+    codes = [encode(x, FORMATS["bf16"]) for x in (a, b)]
+    for name in ("sm100.tcgen05.f16", "sm90.wgmma.bf16"):
+        rules = INSTRUCTIONS[name]
+        ends = product(
+            *(exact_factor(x.T[:, :, None], FORMATS["bf16"], None, None, rules) for x in codes),
+            None,
+            rules,
+        )
+        found = fused_dot(
+            *codes, np.zeros(1, np.uint32), rules, a_format="bf16", b_format="bf16"
+        ).view(np.float32)
+        assert ends.low[0, 0, 0] <= found[0] <= ends.high[0, 0, 0]
+
+
+def test_an_upper_end_of_zero_is_a_term_all_the_same() -> None:
+    """Left factors in [-x, 0], as dS between two codes: each is an addition of the float32 instruction."""
+    rng = np.random.default_rng(4)
+    extent = 256
+    x = decode(
+        encode(rng.uniform(0.5, 2, size=(1, 400, extent)), FORMATS["bf16"]),
+        FORMATS["bf16"],
+        np.float64,
+    )
+    y = encode(rng.normal(size=(1, extent)), FORMATS["bf16"])
+    rules = INSTRUCTIONS["float32"]
+    left = uncertain_factor(-x, np.zeros_like(x), np.zeros((1, 1, 1), np.int32), FORMATS["bf16"])
+    right = exact_factor(y.T[:, None, :], FORMATS["bf16"], None, None, rules)
+    ends = product(left, right, None, rules)
+    codes = encode(-x[0], FORMATS["bf16"])
+    found = fused_dot(
+        codes,
+        np.repeat(y, 400, axis=0),
+        np.zeros(400, np.uint32),
+        rules,
+        a_format="bf16",
+        b_format="bf16",
+    ).view(np.float32)
+    assert ((found >= ends.low[0, :, 0]) & (found <= ends.high[0, :, 0])).all()
+    # Taken with the widest value of each, the same sum is nearly at an end.
+    assert not ends.nan.any()
+
+
+def test_infinities_meet_what_they_start_from_and_what_is_uncertain() -> None:
+    bf16, rules = FORMATS["bf16"], INSTRUCTIONS["sm100.tcgen05.f16"]
+    inf = encode(np.full((1, 16), -np.inf), bf16, overflow="native")
+    one = encode(np.ones((1, 16)), bf16)
+    factors = [exact_factor(x.T[:, :, None], bf16, None, None, rules) for x in (inf, one)]
+    start = np.full((1, 1, 1), np.inf)
+    met = product(*factors, Ends(start, start, start != start), rules)
+    assert np.isnan(met.low).all()
+    zero = np.zeros((1, 1, 16))
+    unsure = uncertain_factor(zero, zero + 1, np.zeros((1, 1, 1), np.int32), bf16)
+    some = product(unsure, factors[0], None, rules)
+    assert (some.low == -np.inf).all()
+    assert (some.high == np.inf).all()
+    assert some.nan.all()

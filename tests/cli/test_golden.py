@@ -11,10 +11,12 @@ from flamia_ref import golden
 from flamia_ref.golden import making
 from flamia_ref.report import Report
 from flamia_ref.report.model import CaseResult, Status
-from tests.cli.test_cli import FAULTY, KERNEL, Run, refused, run
+from tests.cli.test_cli import FAULTY, KERNEL, ROOT, Run, refused, run
 from tests.golden.packs import FIRST, WITH_TINY
 
 __all__ = ["run"]  # a fixture
+
+OLD = ROOT / "tests" / "golden" / "data" / "schema-2"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,9 @@ def test_shards_are_merged(run: Run, made: Path, tmp_path: Path) -> None:
 
 
 def test_processes(run: Run, made: Path, tmp_path: Path) -> None:
-    assert run("golden", "make", tmp_path / "p", "--suite", "tiny", "--executor", "2")[0] == 0
+    made_by = ("golden", "make", tmp_path / "p", "--suite", "tiny", "--executor", "2")
+    code, _, errors = run(*made_by)
+    assert code == 0, errors
     assert contents(tmp_path / "p") == contents(made)
 
 
@@ -186,7 +190,12 @@ def test_case_patterns_reach_the_check(
     line = ("golden", "check", made, "--kernel", KERNEL)
     assert run(*line)[0] == 0
     assert run(*line, "--case", "tiny*", "--case", "b", "--repeats", 3, "--no-diagnosis")[0] == 0
-    assert given == [{}, {"cases": ("tiny*", "b"), "repeats": 3, "diagnose": False}]
+    assert run(*line, "--instruction", "exact")[0] == 0
+    assert given == [
+        {},
+        {"cases": ("tiny*", "b"), "repeats": 3, "diagnose": False},
+        {"instruction": "exact"},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -256,6 +265,62 @@ def test_migrate(run: Run, made: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_migrate_says_what_changed(run: Run, tmp_path: Path) -> None:
+    code, output, errors = run("golden", "migrate", OLD, tmp_path / "new")
+    assert (code, errors) == (0, "")
+    wrote, *brought = output.splitlines()
+    assert wrote.startswith(f"wrote {tmp_path / 'new'}: ")
+    (only,) = brought  # the pack is of version 2, so that 3 alone came since
+    assert only.startswith("schema version 3 brought: cases may have keys of their own, ")
+    document = json.loads(run("golden", "migrate", OLD, tmp_path / "other", "--json")[1])
+    assert document["schema"] == "flamia-ref golden migrate"
+    assert list(document["changes"]) == ["3"]
+    assert document["digest"] == golden.load(tmp_path / "new").manifest.digest
+
+
+def test_products_judged_as_another_instruction_adds_them(
+    run: Run, made: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "r.json"
+    line = ("golden", "check", made, "--case", "tiny", "--json", file)
+    wgmma = ("--instruction", "sm90.wgmma.bf16")
+    refused(run(*line, "--kernel", KERNEL, "--instruction", "sm90.wgmma"), "'sm90.wgmma'")
+    assert run(*line, "--kernel", FAULTY, *wgmma)[0] == 1
+    document = json.loads(file.read_text())
+    assert (
+        "products are judged as sm90.wgmma.bf16 adds them, not as the recipe says"
+        in document["notes"]
+    )
+    assert document["cases"][0]["command"] == (
+        f"flamia-ref golden check {made} --kernel {FAULTY} --instruction sm90.wgmma.bf16 --case {FIRST}"
+    )
+
+
+def test_help_of_check_says_what_each_verdict_means(run: Run) -> None:
+    output = run("golden", "check", "--help")[1]
+    for words in (
+        "  pass              every tensor is equal bit for bit, or inside its envelope\n",
+        "  leak              two cases that differ in hidden tokens alone gave different bits\n",
+        "  skipped           the kernel does not take what the case needs; neither passed nor failed\n",
+        "2 nothing was compared,",
+    ):
+        assert words in output
+
+
+def test_where_all_cases_are_skipped_nothing_was_compared(
+    run: Run, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(pack: Any, actual: Any, **options: Any) -> Report:
+        case = CaseResult(name="a", status=Status.SKIPPED, note="takes no sink")
+        return Report(pack="p", subject="s", numerics_version=1, cases=(case,))
+
+    monkeypatch.setattr(golden, "check", check)
+    code, output, _ = run("golden", "check", made, "--kernel", KERNEL)
+    assert code == 2
+    assert output.endswith("NOTHING COMPARED: 1 case: 1 skipped\n")
+    assert "FAIL" not in output
+
+
 def test_include(run: Run) -> None:
     code, output, _ = run("golden", "include")
     assert code == 0
@@ -273,6 +338,7 @@ def test_help_names_every_option(run: Run) -> None:
             "--case",
             "--repeats",
             "--no-diagnosis",
+            "--instruction",
             "--html",
             "--junit",
         )

@@ -73,6 +73,7 @@ def test_a_suite_a_recipe_and_a_test_a_case() -> None:
     assert properties(top[0]) == [
         ("pack", "packs/smoke"),
         ("subject", "mine:kernel"),
+        ("verdict", "FAIL: 5 cases: 2 pass, 1 bit mismatch, 1 outside envelope, 1 skipped"),
         ("numerics_version", "3"),
         ("evidence", "derived"),
         ("environment.python", "3.11.7"),

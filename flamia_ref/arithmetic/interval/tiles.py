@@ -17,7 +17,8 @@ chains, each from zero or from the accumulator, that float32 additions to neares
    M_n. A term whose lowest bit is at least that loses nothing; the others lose less than it each. With pa and pb the
    lowest bits of the factors over the least of their rows, {k: pa + pb < d} is in {pa < s} or {pb < d - s} for every
    s, which bounds their number by two counts; the least over some s is taken.
-3. The accumulator is cut likewise, by less than 2^(Ep - F) a step, Ep being the greatest exponent of a term.
+3. The accumulator is cut likewise, by less than 2^(Ep - F) a step, Ep being the greatest exponent of a term; and the
+   one that was given, which may have more bits than steps return, once by less than 2^(max(Ep, its exponent) - F).
 
 All of it is 0 where M_n is below 2^24 units of the grid that all terms lie on: then every way is exact. The errors
 enter M_j themselves: an estimate of them is added there, and raised until what follows is no larger.
@@ -210,7 +211,8 @@ def _step_sums(
         # What rounding in float64 does to the two is within `slack` of the caller, whose sizes are greater.
         low, high = middle - radius, middle + radius
     if rules.summation is not Summation.FUSED:
-        return low, high, extent, np.maximum(1, (left.upper != 0.0).sum(axis=2)).astype(np.int32)
+        terms_of_row = ((left.lower != 0.0) | (left.upper != 0.0)).sum(axis=2)
+        return low, high, extent, np.maximum(1, terms_of_row).astype(np.int32)
     return low, high, steps, some.sum(axis=0).astype(np.int32)
 
 
@@ -264,6 +266,9 @@ def _errors(
         + right.place.min(axis=2, initial=_FAR)[:, None, :],
         (_depths(left), _depths(right)),
     )
+    reach = np.maximum(np.abs(begin_low), np.abs(begin_high))
+    start_exponent = np.broadcast_to(exponent_of(np.asarray(reach)), size.shape)
+    start_place = np.where(start_exponent <= NOTHING, _FAR, np.maximum(start_exponent, -126) - 23)
     error = (count + 1) * 2.0**-22 * size
     for _ in range(_TRIES):
         exponent = np.maximum(exponent_of(most + error), np.int32(-126))
@@ -284,6 +289,9 @@ def _errors(
             loss = _cut(cut, least, depths, left.lower.shape[2], rules.group)
             lost = power(np.clip(terms - np.int32(rules.fraction_bits), -1000, 900))
             found = found + loss + np.where(lost > grid, count * lost, 0.0)
+            # What was given to start from may have more bits than a step returns. It is cut once.
+            given = np.maximum(terms, start_exponent) - np.int32(rules.fraction_bits)
+            found = found + np.where(start_place < given, power(np.clip(given, -1000, 900)), 0.0)
         if (found <= error).all():
             return np.asarray(found)
         error = np.maximum(error, 1.5 * found)
@@ -316,13 +324,14 @@ def _cut(
     tile, row, column = np.nonzero(deep > 0)
     if not tile.size:
         return found
-    below = np.minimum(deep[tile, row, column], _DEPTHS)
+    below = deep[tile, row, column]
     a, b = depths[0][tile, row], depths[1][tile, column]
     count = np.full(tile.size, extent, dtype=np.int32)
     lanes = np.arange(tile.size)
     for share in range(_SHARES + 1):  # any split of the places bounds the count; a few are tried
         mine = below * share // _SHARES
-        count = np.minimum(count, a[lanes, mine] + b[lanes, below - mine])
+        other = np.minimum(below - mine, _DEPTHS)
+        count = np.minimum(count, a[lanes, np.minimum(mine, _DEPTHS)] + b[lanes, other])
     count = np.minimum(count, -(-extent // group))
     found[tile, row, column] = count * power(np.clip(place[tile, row, column], -1000, 900))
     return found
@@ -335,17 +344,30 @@ def _finished(
     low, high = _float32_inside(down, up) if outward else _float32_nearest(down, up)
     nan = np.zeros(low.shape, dtype=bool)
     only = np.zeros(low.shape, dtype=bool)
+    anything = np.zeros(low.shape, dtype=bool)
     if left.nan.any() or right.nan.any():
         rows, columns = np.asarray(left.nan.any(axis=2)), np.asarray(right.nan.any(axis=2))
         only |= rows[:, :, None] | columns[:, None, :]
+    above = below = np.zeros(low.shape, dtype=bool)
     if left.infinite is not None or right.infinite is not None:
-        up_, down_, bad = _infinities(left, right)
-        only |= bad | (up_ & down_)
-        low, high = np.where(up_, np.inf, low), np.where(up_, np.inf, high)
-        low, high = np.where(down_, -np.inf, low), np.where(down_, -np.inf, high)
+        above, below, bad = _infinities(left, right)
+        only |= bad | (above & below)
+        if not (
+            left.certain and right.certain
+        ):  # infinity times what may be zero, or of either sign
+            reached = [
+                np.zeros(side.lower.shape[:2], dtype=bool)
+                if side.infinite is None
+                else np.asarray((side.infinite != 0).any(axis=2))
+                for side in (left, right)
+            ]
+            anything |= reached[0][:, :, None] | reached[1][:, None, :]
+        low, high = np.where(above, np.inf, low), np.where(above, np.inf, high)
+        low, high = np.where(below, -np.inf, low), np.where(below, -np.inf, high)
     if start is not None:
         lost = np.isinf(start.low) | np.isinf(start.high)
         point = lost & (start.low == start.high)
+        only |= point & np.where(start.low > 0, below, above)
         low = np.where(lost, np.where(point, start.low, -np.inf), low)
         high = np.where(lost, np.where(point, start.high, np.inf), high)
         nan |= start.nan
@@ -354,9 +376,9 @@ def _finished(
     nan |= np.isinf(low) & np.isinf(high) & (low != high)
     for side, axis in ((left.anything, 2), (right.anything, 1)):
         if side is not None:
-            whole: Booleans = np.asarray(np.expand_dims(side, axis))
-            low, high = np.where(whole, -np.inf, low), np.where(whole, np.inf, high)
-            nan = nan | whole
+            anything |= np.asarray(np.expand_dims(side, axis))
+    low, high = np.where(anything, -np.inf, low), np.where(anything, np.inf, high)
+    nan, only = nan | anything, only & ~anything
     low, high = np.where(only, np.nan, low), np.where(only, np.nan, high)
     return Ends(low, high, nan | only)
 

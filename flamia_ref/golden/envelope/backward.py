@@ -18,7 +18,7 @@ from flamia_ref.attention.knobs import DeltaSum
 from flamia_ref.attention.product import Operand, Use
 from flamia_ref.attention.stages import pair_names
 from flamia_ref.golden.envelope import coding, contraction
-from flamia_ref.golden.envelope.forward import any_tree, unknown, whole_tile
+from flamia_ref.golden.envelope.forward import any_tree, unknown
 from flamia_ref.golden.envelope.ranges import (
     HIGHEST,
     LOWEST,
@@ -379,7 +379,7 @@ class BackwardEnvelope:
             step = (int(operand.block[0]), int(operand.block[1]))
             shape = (tiles.rows // step[0], tiles.keys // step[1])
             scales = record.tile(f"{name}.scales", tiles, pairs.key_first, *shape, step)
-        found = coding.coded(x, operand, fold, whole_tile(codes), whole_tile(scales))
+        found = coding.coded(x, operand, fold, codes, scales)
         if note:
             record.put_tile(
                 f"{name}.codes", tiles, pairs.key_first, pairs.seen, found.low, found.high, x.nan

@@ -11,10 +11,12 @@ from flamia_ref import _float32
 from flamia_ref.arithmetic.interval.tiles import Factor, uncertain_factor
 from flamia_ref.attention import sides
 from flamia_ref.attention.product import Operand
-from flamia_ref.formats import BF16, FORMATS, PRESETS, Overflow, decode, encode
+from flamia_ref.formats import BF16, FORMATS, PRESETS, decode, encode_blocks
 from flamia_ref.golden.envelope.ranges import Floats, Range, floats, rising, words
 
 Codes = NDArray[Any]
+Given = tuple[Codes, NDArray[np.bool_]] | None
+"""Bits of some tiles that a kernel gave, and where it gave them."""
 
 
 class Coded(NamedTuple):
@@ -49,33 +51,29 @@ def coded(
     x: Range,
     operand: Operand,
     fold: NDArray[np.uint8] | None,
-    codes: Codes | None,
-    scales: Codes | None,
+    codes: Given,
+    scales: Given,
 ) -> Coded:
-    """The codes that `sides.encoded_pairs` gives for any values in `x`. `codes`, `scales`: those that a kernel gave."""
+    """The codes that `sides.encoded_pairs` gives for any values in `x`. `codes`, `scales`: what a kernel gave of them,
+    and where."""
     element = FORMATS[sides.element(operand)]
     if operand.format not in PRESETS:
-        found = _scalar(x, operand, fold)
-        return found if codes is None else _given(found, codes, None, operand)
-    low = sides.encoded_pairs(x.low, operand, fold)
+        return _given(_scalar(x, operand, fold), codes, None, operand)
     if x.certain and scales is None:
+        low = sides.encoded_pairs(x.low, operand, fold)
         values = _values(low.codes, low.scales, element, operand)
-        found = Coded(
-            low.codes,
-            low.codes,
-            low.scales,
-            low.scales,
-            values,
-            values,
-            _power(low.scales, low.codes.shape),
-        )
-        return found if codes is None else _given(found, codes, None, operand)
+        power = _power(low.scales, low.codes.shape)
+        found = Coded(low.codes, low.codes, low.scales, low.scales, values, values, power)
+        return _given(found, codes, low.scales, operand)
     near, far = _magnitudes(x)
     first, last = (
         np.asarray(sides.encoded_pairs(one, operand, fold).scales) for one in (near, far)
     )
-    chosen = (first, last) if scales is None else (scales, scales)
-    ends = [_under(x, scale, element, fold) for scale in chosen]
+    chosen = (first, last)
+    if scales is not None:
+        bits, there = scales
+        chosen = (np.where(there, bits, first), np.where(there, bits, last))
+    ends = [_under(x, scale, operand, fold) for scale in chosen]
     least, greatest = (
         np.minimum(*(end[0] for end in ends)),
         np.maximum(*(end[1] for end in ends)),
@@ -90,10 +88,9 @@ def coded(
     if not np.array_equal(*chosen):
         low_codes = _ordered(low_codes, ends[1][2], element, np.less_equal)
         high_codes = _ordered(high_codes, ends[1][3], element, np.greater_equal)
-    found = Coded(
-        low_codes, high_codes, first, last, least, greatest, _power(chosen[0], x.low.shape)
-    )
-    return found if codes is None else _given(found, codes, scales, operand)
+    power = _power(np.minimum(*chosen), x.low.shape)
+    found = Coded(low_codes, high_codes, first, last, least, greatest, power)
+    return _given(found, codes, chosen[0], operand)
 
 
 def factor(coding: Coded, operand: Operand, *, over_queries: bool) -> Factor:
@@ -134,36 +131,30 @@ def _scalar(x: Range, operand: Operand, fold: NDArray[np.uint8] | None) -> Coded
     return Coded(low, high, None, None, least, greatest, np.int32(_static(operand)))
 
 
-def _given(found: Coded, codes: Codes, scales: Codes | None, operand: Operand) -> Coded:
-    """The codes that a kernel gave in place of what they may be; their permitted range stays."""
-    element = FORMATS[sides.element(operand)]
-    used = found.low_scales if scales is None else scales
-    values = _values(codes, used, element, operand)
-    return found._replace(
-        least=values,
-        greatest=values,
-        power=_power(used, codes.shape) if used is not None else found.power,
-    )
+def _given(found: Coded, codes: Given, scales: Codes | None, operand: Operand) -> Coded:
+    """The codes that a kernel gave in place of what they may be, where it gave any; their permitted range stays."""
+    if codes is None:
+        return found
+    bits, there = codes
+    values = _values(bits, scales, FORMATS[sides.element(operand)], operand)
+    least = np.where(there, values, found.least)
+    if there.all():
+        return found._replace(least=least, greatest=least)
+    return found._replace(least=least, greatest=np.where(there, values, found.greatest))
 
 
 def _under(
-    x: Range, scales: Codes, element: Any, fold: NDArray[np.uint8] | None
+    x: Range, scales: Codes, operand: Operand, fold: NDArray[np.uint8] | None
 ) -> tuple[Floats, Floats, Codes, Codes]:
-    """The least and the greatest value, and their codes, under certain scales: the exact quotient rounded once."""
-    wide = _repeat(scales, x.low.shape)
-    exponent = wide.astype(np.int32) - 127
-    factor = np.ldexp(1.0, -exponent)
-    bad = wide == 255
+    """The least and the greatest value, and their codes, under certain scales: by the quantizer's own encoder."""
     if fold is not None:  # rounds where it leaves subnormals
         k = fold.astype(np.int32) - np.int32(127)
         x = rising(lambda y: _float32.shift(y, k), x)
-    found = []
-    for end in (x.low, x.high):
-        with np.errstate(invalid="ignore", over="ignore"):
-            scaled = np.where(bad, np.nan, floats(end) * factor)
-        codes = encode(scaled, element, overflow=Overflow.SATURATE)
-        found.append((decode(codes, element, np.float64) * np.ldexp(1.0, exponent), codes))
-    (least, low), (greatest, high) = found
+    preset = PRESETS[operand.format]
+    low = encode_blocks(x.low, scales, preset, operand.block)
+    high = low if x.certain else encode_blocks(x.high, scales, preset, operand.block)
+    least = _values(low, scales, preset.element, operand)
+    greatest = least if x.certain else _values(high, scales, preset.element, operand)
     return least, greatest, low, high
 
 

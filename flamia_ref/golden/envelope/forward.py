@@ -37,7 +37,7 @@ from flamia_ref.packing import QueryTiles, guarded_blocks, query_tiles
 
 Flags = NDArray[np.bool_]
 _TANH_DIP = 114  # float32 by which mufu's tanh falls back, at most
-_WAYS = ((False, False), (True, True), (True, False), (False, True))
+_MOST_WAYS = 24  # through decisions that may go either way, a batch of query tiles
 
 
 class _State(NamedTuple):
@@ -90,22 +90,28 @@ class ForwardEnvelope:
             for step in range(int((end - begin).max(initial=0)))
         ]
         found: tuple[Range, Range, Range, Range] | None = None
-        undecided: Flags | None = None
         lost = np.zeros(bounds[0].shape, dtype=bool)
-        for way in _WAYS:
-            state = self._way(tiles, keys, way, undecided)
-            rows = state.decisions > (0 if way[0] == way[1] else 1)
-            lost |= state.lost | (state.decisions > 2) | _without_inverse(state.row_sum)
+        # A way is the decisions that go up, by their number in the row, and the rows that have so many. Each leads to
+        # those in which one later decision goes up too: so every sequence of decisions comes once.
+        waiting: list[tuple[tuple[bool, ...], Flags | None]] = [((), None)]
+        for way, rows in waiting:
+            state = self._way(tiles, keys, way, rows)
             results = self._end(tiles, bounds, state)
+            mine = np.ones_like(lost) if rows is None else rows
+            lost |= mine & (state.lost | _without_inverse(state.row_sum))
             if found is None:
-                found, undecided = results, state.decisions > 0
+                found = results
             else:
                 found = tuple(  # type: ignore[assignment]
-                    where(_like(rows, x.low), hull(x, y), x)
+                    where(_like(mine, x.low), hull(x, y), x)
                     for x, y in zip(found, results, strict=True)
                 )
-            if not (state.decisions > (0 if way == _WAYS[0] else 1)).any():
-                break
+            decisions = np.where(mine & ~lost, state.decisions, 0)
+            for at in range(len(way), int(decisions.max(initial=0))):
+                if len(waiting) >= _MOST_WAYS:
+                    lost |= decisions > at
+                    break
+                waiting.append(((*way, *[False] * (at - len(way)), True), decisions > at))
         if found is not None:
             self._note(tiles, bounds, found, lost)
 
@@ -155,9 +161,9 @@ class ForwardEnvelope:
                 self._scores(tiles, start, missing, None)
 
     def _way(
-        self, tiles: QueryTiles, keys: list[_Keys], way: tuple[bool, bool], rows: Flags | None
+        self, tiles: QueryTiles, keys: list[_Keys], way: tuple[bool, ...], rows: Flags | None
     ) -> _State:
-        """All key tiles. The first and the second decision of a row that may go either way go as `way` says."""
+        """All key tiles. The decisions of a row that may go either way go as `way` says, those after it down."""
         run = self.run
         start = forward_tile.start(len(tiles), tiles.rows, run.value_dim, self.recipe)
         zero = np.zeros((len(tiles), tiles.rows))
@@ -180,7 +186,7 @@ class ForwardEnvelope:
         state: _State,
         of: _Keys,
         first: Flags,
-        way: tuple[bool, bool],
+        way: tuple[bool, ...],
         rows: Flags | None,
     ) -> _State:
         recipe, knobs = self.recipe, self.recipe.softmax
@@ -202,7 +208,7 @@ class ForwardEnvelope:
         if operand.block is not None:
             shape = (tiles.rows // step[0], tiles.keys // step[1])
             scales = self.record.tile(f"{name}.scales", tiles, of.key_start, *shape, step)
-        coded = coding.coded(cut, operand, fold, whole_tile(codes), whole_tile(scales))
+        coded = coding.coded(cut, operand, fold, codes, scales)
         worked = ~of.skipped
         self.record.put_tile(
             f"{name}.codes", tiles, of.key_start, worked, coded.low, coded.high, cut.nan, rows=rows
@@ -272,7 +278,7 @@ class ForwardEnvelope:
         state: _State,
         first: Flags,
         whole: bool,
-        way: tuple[bool, bool],
+        way: tuple[bool, ...],
     ) -> tuple[Range, Ends, Flags, Flags]:
         """The new maximum, what brings sums to it, which rows could have decided otherwise, and which are lost."""
         knobs, c = self.recipe.softmax, self.run.factors.c
@@ -283,7 +289,7 @@ class ForwardEnvelope:
             return softmax.advanced(scores, visible, row_max, first, whole, c, which)
 
         low, high = advanced(s.low, old.low, always), advanced(s.high, old.high, always)
-        pick = np.where(state.decisions == 0, way[0], way[1])
+        pick = np.array((*way, False))[np.minimum(state.decisions, len(way))]
         no = np.zeros(low.shape, dtype=bool)
         open_ = no
         if knobs.rescale_threshold:
@@ -526,8 +532,3 @@ def _both(x: Range) -> tuple[Any, ...]:
 
 def _like(rows: Flags, x: Any) -> Flags:
     return rows.reshape(rows.shape + (1,) * (x.ndim - rows.ndim)) if x.ndim > rows.ndim else rows
-
-
-def whole_tile(given: tuple[Any, Flags] | None) -> Any:
-    """What a kernel gave of some tiles, 0 past its documents' ends."""
-    return None if given is None else given[0]

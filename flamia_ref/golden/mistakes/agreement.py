@@ -14,21 +14,36 @@ Doubles = npt.NDArray[np.float64]
 
 UNITS = 2.0
 """Units in the last place that a float may be away from the mistaken value."""
+DIFFERENT = 3
+"""How many different numbers, other than 0, a mistake must explain: elements that are all 0 agree with any that loses
+them."""
 _QUARTER = 0.25
 _FRACTION = {View.F32: 23, View.BF16: 7}
 
 
 class Counts(NamedTuple):
-    """Elements that fail, those of them that a mistake explains, and passing ones that it would change."""
+    """Elements that fail, those of them that a mistake explains, and passing ones that it would change.
+
+    `values`: different numbers other than 0 that the explained elements hold, some of them; `vanished`: that were
+    expected where they hold 0.
+    """
 
     failing: int
     explained: int
     contradicted: int
+    values: frozenset[float] = frozenset()
+    vanished: frozenset[float] = frozenset()
 
     def __add__(self, other: object) -> "Counts":
         if not isinstance(other, Counts):
             return NotImplemented
-        return Counts(*(one + two for one, two in zip(self, other, strict=True)))
+        return Counts(
+            self.failing + other.failing,
+            self.explained + other.explained,
+            self.contradicted + other.contradicted,
+            self.values | other.values,
+            self.vanished | other.vanished,
+        )
 
     @property
     def score(self) -> float:
@@ -67,16 +82,26 @@ def agreement(
     """Count, in bits of one view and one shape. `considered`: the elements that count at all."""
     same = given == mistaken
     passing = considered & ~failing
-    if view not in (View.F32, View.BF16):
-        return Counts(int(failing.sum()), int((same & failing).sum()), int((passing & ~same).sum()))
     want, have, other = (values(one, view) for one in (expected, given, mistaken))
-    same |= np.isnan(have) & np.isnan(other)
-    with np.errstate(invalid="ignore"):
-        distance = np.abs(have - other)
-        near = distance <= UNITS * units(np.abs(other), view)
-        nearer = near & (distance < _QUARTER * np.abs(have - want))
+    if view not in (View.F32, View.BF16):
+        explained, contradicted = same & failing, passing & ~same
+    else:
+        same |= np.isnan(have) & np.isnan(other)
+        with np.errstate(invalid="ignore"):
+            distance = np.abs(have - other)
+            near = distance <= UNITS * units(np.abs(other), view)
+            nearer = near & (distance < _QUARTER * np.abs(have - want))
+        explained, contradicted = (same | nearer) & failing, passing & ~(same | near)
     return Counts(
         int(failing.sum()),
-        int(((same | nearer) & failing).sum()),
-        int((passing & ~(same | near)).sum()),
+        int(explained.sum()),
+        int(contradicted.sum()),
+        _some(have[explained]),
+        _some(want[explained & (have == 0)]),
     )
+
+
+def _some(numbers: Doubles) -> frozenset[float]:
+    """Up to `DIFFERENT` of the numbers that are not 0 or NaN."""
+    found = np.unique(numbers[(numbers != 0) & ~np.isnan(numbers)])
+    return frozenset(float(one) for one in found[:DIFFERENT])

@@ -1,12 +1,13 @@
 """All known mistakes."""
 
-from flamia_ref.golden.mistakes import gradients, masks, operands, rules, softmaxes
+from flamia_ref.golden.mistakes import gradients, masks, operands, padding, pairs, rules, softmaxes
 from flamia_ref.golden.mistakes.mistake import Mistake
 
 GROUPS: tuple[tuple[Mistake, ...], ...] = (
     softmaxes.MISTAKES,
     gradients.MISTAKES,
-    masks.MISTAKES,
+    (*masks.MISTAKES, *padding.MISTAKES),  # with one tile for all tokens they can give the same
+    pairs.MISTAKES,
     rules.MISTAKES,
     operands.MISTAKES,
 )

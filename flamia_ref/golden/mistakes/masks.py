@@ -9,7 +9,7 @@ from flamia_ref.golden.files import Tensor
 from flamia_ref.golden.mistakes.mistake import Made, Mistake, Name, Needs, Variant
 from flamia_ref.golden.mistakes.scene import Scene, packed
 from flamia_ref.golden.mistakes.simulated import Change, simulated
-from flamia_ref.golden.stage import BLOCK, Place
+from flamia_ref.golden.stage import Place
 from flamia_ref.packing import Mask
 
 MASKED = frozenset(
@@ -211,52 +211,6 @@ def _wrong_document(scene: Scene, place: Place) -> Iterator[Variant]:
         yield Variant(sentence=f"Documents start one token too {words}.", made=shifted)
 
 
-def _stale(scene: Scene, place: Place) -> Iterator[Variant]:
-    for kind, words in (("zero", "zeros"), ("next", "the next document's tokens")):
-        for whole in (BLOCK, 128):
-
-            def made(
-                scene: Scene, place: Place, kind: str = kind, whole: int = whole
-            ) -> Tensor | None:
-                return _past_the_end(scene, place, kind, whole)
-
-            yield Variant(
-                sentence=(
-                    f"Keys past a document's end are not masked: the padding to {whole} holds {words}."
-                ),
-                made=made,
-            )
-
-
-def _past_the_end(scene: Scene, place: Place, kind: str, whole: int) -> Tensor | None:
-    """With the keys of documents filled up to whole blocks or tiles, and seen."""
-    stage = place.stage
-    if scene.mask.causal or stage.tiled or stage.of_keys:
-        return None
-    spec, made = scene.case.spec, {}
-    lengths = tuple(-(-length // whole) * whole for length in scene.key_lengths)
-    if lengths == scene.key_lengths:
-        return None
-    for name in ("k", "v"):
-        every = np.take(scene.case.tensors[name], np.array(scene.kv_heads), axis=1)
-        parts = []
-        for document, length in zip(scene.documents, lengths, strict=True):
-            start, own = spec.key_starts[document], spec.lengths_of_keys[document]
-            part = np.zeros((length, *every.shape[1:]), every.dtype)
-            if kind == "next":
-                there = every[start : start + length]
-                part[: len(there)] = there
-            part[:own] = every[start : start + own]
-            parts.append(part)
-        made[name] = np.concatenate(parts)
-    mask = replace(scene.mask, keys=packed(lengths), alignment="top_left")
-    found = simulated(scene, place, Change(mask=mask, inputs=made))
-    if found is None or place.document is None:
-        return found
-    shape = scene.expected(place.name).shape
-    return found[tuple(slice(0, size) for size in shape)]
-
-
 MISTAKES = (
     Mistake(name=Name.MASK_OFF_BY_ONE, shows=MASKED, variants=_off_by_one),
     Mistake(name=Name.NO_MASK, shows=MASKED, variants=_no_mask),
@@ -264,7 +218,6 @@ MISTAKES = (
     Mistake(name=Name.ALIGNMENT, shows=MASKED, variants=_alignment),
     Mistake(name=Name.WINDOW, shows=MASKED, variants=_window),
     Mistake(name=Name.NO_WINDOW, shows=MASKED, variants=_no_window),
-    Mistake(name=Name.STALE_PADDING, shows=MASKED, variants=_stale),
     Mistake(name=Name.NO_ISOLATION, shows=MASKED, variants=_not_isolated, needs=Needs.DOCUMENTS),
     Mistake(
         name=Name.WRONG_DOCUMENT, shows=MASKED, variants=_wrong_document, needs=Needs.DOCUMENTS

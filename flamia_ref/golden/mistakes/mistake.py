@@ -37,7 +37,7 @@ class Name(StrEnum):
     NO_SOFTCAP = "no soft cap"
     NO_SINK = "no sink"
     P_SCALE = "P scale"
-    P_FORMAT = "another format of P"
+    PAIR_FORMAT = "another format of P or dS"
     EXP2 = "another exp2"
     ROW_SUM = "row sum of the wrong P"
     NO_RESCALE = "no rescale"
@@ -58,6 +58,7 @@ class Name(StrEnum):
     GRADIENT_ORDER = "another order"
     P_SOURCE = "another P in dV"
     TRUNCATED = "truncated"
+    SUBNORMALS = "subnormals flushed"
 
 
 class Needs(StrEnum):
@@ -86,13 +87,14 @@ class Mistake:
 
     `shows` names the stages at which it starts where every stage is given, without a document's number and for
     operands by their kind: "codes", "scales", "tiled". `variants` yields the ways to make it in a scene
-    and at a tensor, the likelier ones first.
+    and at a tensor, the likelier ones first. `zeros`: it only turns numbers into 0; others must explain numbers.
     """
 
     name: Name
     shows: frozenset[str]
     variants: Callable[[Scene, Place], Iterator[Variant]]
     needs: Needs = Needs.PART
+    zeros: bool = False
 
 
 _KINDS = {

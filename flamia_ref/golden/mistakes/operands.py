@@ -16,7 +16,7 @@ from flamia_ref.golden.mistakes.layouts import (
     tile_orders,
 )
 from flamia_ref.golden.mistakes.mistake import Made, Mistake, Name, Variant
-from flamia_ref.golden.mistakes.products import of_pairs
+from flamia_ref.golden.mistakes.products import of_permuted
 from flamia_ref.golden.mistakes.scene import Scene
 from flamia_ref.golden.mistakes.simulated import Change, Codes, is_scale, simulated
 from flamia_ref.golden.stage import BLOCK, Place, View, blocks
@@ -127,7 +127,7 @@ def _read(scene: Scene, place: Place, name: Name) -> Iterator[Variant]:
         for order in _named(scale_orders(), name):
             yield Variant(
                 sentence=f"{_PRODUCTS.get(place.stage.name, 'O')} takes, of {words[place.stage.name]}, {order.words}.",
-                made=partial(of_pairs, permute=order.moved),
+                made=partial(of_permuted, permute=order.moved),
             )
 
 

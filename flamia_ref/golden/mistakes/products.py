@@ -1,7 +1,8 @@
 """Products computed again from the codes of the pack, with scales read from another place, or without a rescale."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,44 +13,120 @@ from flamia_ref.golden.stage import BLOCK, Place, View
 Permutation = Callable[[Tensor], Tensor]
 
 
-def of_pairs(scene: Scene, place: Place, permute: Permutation) -> Tensor | None:
-    """Return O, dQ, dK or dV with the scales of P or dS, [heads, ..., ...], read through a permutation.
+class Encoded(NamedTuple):
+    """Codes of pairs and their scales, as the stages of one document have them; None for no scales."""
 
-    None where the product takes no such scales, has guarded blocks, or, in O, more than one key tile.
+    codes: Tensor
+    scales: Tensor | None
+
+
+def of_permuted(scene: Scene, place: Place, permute: Permutation) -> Tensor | None:
+    """Return O, dQ, dK or dV with the scales of P or dS, [heads, ..., ...], read through a permutation."""
+    product = getattr(scene.recipe, _product_name(place), None)
+    if product is None or product.left.block is None:
+        return None
+    stage = _pair_stage(scene, _product_name(place))
+
+    def moved(document: int) -> Encoded:
+        scales = permute(scene.expected(f"{stage}.scales.{document}"))
+        return Encoded(scene.expected(f"{stage}.codes.{document}"), scales)
+
+    return of_pairs(scene, place, moved)
+
+
+def of_pairs(
+    scene: Scene, place: Place, other: Callable[[int], Encoded | None], element: str | None = None
+) -> Tensor | None:
+    """Return O, dQ, dK or dV with other codes and scales of P or dS, given by document.
+
+    `element`: their element format, where it may be another than the recipe's. None where the product has guarded
+    blocks, where nothing is other, and for O of more than one key tile where S does not tell its bases.
     """
-    name = "o" if place.stage.name == "out" else place.stage.name
-    product = getattr(scene.recipe, name, None) if name in ("o", "dv", "dq", "dk") else None
-    if product is None or product.guarded or product.left.block is None:
+    name = _product_name(place)
+    product = getattr(scene.recipe, name) if name in ("o", "dv", "dq", "dk") else None
+    if product is None or product.guarded:
         return None
     if (
         product.accumulation != "chained"
         or product.tile_order.under(scene.mask.bounded) != "ascending"
     ):
         return None
-    stage = _pair_stage(scene, name)
+    factors = None
     if name == "o" and max(scene.key_lengths, default=0) > scene.recipe.tiles.key:
-        return None
+        factors = _rescales(scene)
+        if factors is None:
+            return None
+    changed = _with_element(product, element)
     same = True
     parts: list[Tensor] = []
     right_parts: list[Tensor] = []
     for at, document in enumerate(scene.documents):
-        scales = scene.expected(f"{stage}.scales.{document}")
-        codes = scene.expected(f"{stage}.codes.{document}")
-        moved = permute(scales)
-        same &= bool(np.array_equal(moved, scales))
-        parts.append(_accumulated(scene, name, at, codes, moved))
+        right, taken = _own_pairs(scene, name, document), other(document)
+        if right is None or taken is None:
+            return None
+        if taken.scales is None:
+            taken = taken._replace(scales=right.scales)
+        same &= _equal(taken, right)
+        if factors is not None:
+            parts.append(_in_tiles(scene, at, factors[at], taken, changed))
+            right_parts.append(_in_tiles(scene, at, factors[at], right, product))
+            continue
+        parts.append(_accumulated(scene, name, at, taken, changed))
         if name == "o":
-            right_parts.append(_accumulated(scene, name, at, codes, scales))
+            right_parts.append(_accumulated(scene, name, at, right, product))
     if same:
         return None
     sums = np.concatenate(parts, axis=1)
     if name != "o":
         return _finished(scene, name, sums)
     with np.errstate(all="ignore"):
-        ratio = _values(sums) / _values(np.concatenate(right_parts, axis=1))
+        old, new = _numbers(np.concatenate(right_parts, axis=1)), _numbers(sums)
+        ratio = np.where(new == old, 1, new / old)  # also of zeros
         o = scene.expected("o").astype(np.float64) * np.swapaxes(ratio, 0, 1)
     found = o.astype(np.float32)
     return as_bits(found, View.F32) if place.stage.name == "o" else to_bfloat16(found)
+
+
+def _equal(one: Encoded, other: Encoded) -> bool:
+    scales = np.array_equal(np.asarray(one.scales), np.asarray(other.scales))
+    return scales and bool(np.array_equal(one.codes, other.codes))
+
+
+def _product_name(place: Place) -> str:
+    return "o" if place.stage.name == "out" else place.stage.name
+
+
+def _with_element(product: Any, element: str | None) -> Any:
+    """A product whose left side has another element: of a preset, only the element counts here."""
+    from flamia_ref.attention.sides import element as element_of
+
+    left = product.left
+    if element is None or element == element_of(left):
+        return product
+    name = element if left.block is None else f"te-mx-{element}"
+    return replace(product, left=replace(left, format=name))
+
+
+def _numbers(sums: Tensor) -> Tensor:
+    return _values(sums) if sums.dtype == np.uint32 else sums
+
+
+def _own_pairs(scene: Scene, name: str, document: int) -> Encoded | None:
+    """The codes and scales of the pack; a static scale for each block. None without either."""
+    product, stage = getattr(scene.recipe, name), _pair_stage(scene, name)
+    if f"{stage}.codes.{document}" not in scene.case.places:
+        return None
+    codes = scene.expected(f"{stage}.codes.{document}")
+    if product.left.block is not None:
+        return Encoded(codes, scene.expected(f"{stage}.scales.{document}"))
+    if product.left.static_scale is None:
+        return None
+    heads, queries, keys = codes.shape
+    over_keys = name in ("o", "dq")
+    shape = (
+        (heads, queries, -(-keys // BLOCK)) if over_keys else (heads, -(-queries // BLOCK), keys)
+    )
+    return Encoded(codes, np.full(shape, product.left.static_scale, np.uint8))
 
 
 def _pair_stage(scene: Scene, name: str) -> str:
@@ -101,13 +178,12 @@ def _padded(x: Tensor, axis: int, multiple: int = BLOCK) -> Tensor:
     return np.pad(x, widths)
 
 
-def _accumulated(scene: Scene, name: str, at: int, codes: Tensor, scales: Tensor) -> Tensor:
+def _accumulated(scene: Scene, name: str, at: int, pairs: Encoded, product: Any) -> Tensor:
     """The accumulator, float32 bits [heads, rows, channels], of one document."""
     from flamia_ref.attention import sides
 
-    product = getattr(scene.recipe, name)
     over_keys = name in ("o", "dq")
-    codes = _padded(codes, 2 if over_keys else 1)
+    codes, scales = _padded(pairs.codes, 2 if over_keys else 1), np.asarray(pairs.scales)
     if product.left.block == (BLOCK, BLOCK):  # a scale is repeated over the rows that share it
         axis = 1 if over_keys else 2
         scales = np.repeat(scales, BLOCK, axis=axis).take(range(codes.shape[axis]), axis=axis)
@@ -182,21 +258,26 @@ def unrescaled(scene: Scene, place: Place, *, row_sum: bool) -> Tensor | None:
     return as_bits(found, View.F32) if place.stage.name == "o" else to_bfloat16(found)
 
 
-def _in_tiles(scene: Scene, at: int, factors: Tensor | None) -> Tensor:
+def _in_tiles(
+    scene: Scene,
+    at: int,
+    factors: Tensor | None,
+    pairs: Encoded | None = None,
+    product: Any = None,
+) -> Tensor:
     """O's accumulator in float64 [heads, queries, channels], key tile after key tile.
 
-    `factors` [heads, queries, key tiles] bring what a tile adds to the last base; None: nothing does.
+    `factors` [heads, queries, key tiles] bring what a tile adds to the last base; None: nothing does. `pairs` and
+    `product`: P and the product, where they are not those of the pack.
     """
     from flamia_ref.attention import sides
 
-    recipe = scene.recipe
-    codes = scene.expected(f"p.o.codes.{scene.documents[at]}")
-    scales = None
-    if recipe.o.left.block is not None:
-        scales = scene.expected(f"p.o.scales.{scene.documents[at]}")
-    elif recipe.o.left.static_scale is not None:
-        shape = (*codes.shape[:2], -(-codes.shape[2] // BLOCK))
-        scales = np.full(shape, recipe.o.left.static_scale, np.uint8)
+    recipe, document = scene.recipe, scene.documents[at]
+    product = product or recipe.o
+    if pairs is None:
+        own = _own_pairs(scene, "o", document)
+        pairs = own or Encoded(scene.expected(f"p.o.codes.{document}"), None)
+    codes, scales = pairs
     right, size = _right(scene, "o", at), recipe.tiles.key
     codes = np.moveaxis(_padded(codes, 2), 2, 0)
     scales = None if scales is None else np.moveaxis(scales, 2, 0)
@@ -210,7 +291,7 @@ def _in_tiles(scene: Scene, at: int, factors: Tensor | None) -> Tensor:
         if factors is not None and index:
             step = factors[:, :, index - 1] / factors[:, :, index]
             found = (found.view(np.float32) * step[:, :, None]).astype(np.float32).view(np.uint32)
-        found = sides.over_rows(left, beside, found, recipe.o)
+        found = sides.over_rows(left, beside, found, product)
     return _values(found)
 
 

@@ -46,7 +46,11 @@ def _rule(scene: Scene, place: Place) -> Iterator[Variant]:
     direct = (is_scale(stage.view) or stage.name.endswith(".codes")) and stage.view is not View.BF16
     if direct:
         tensor = stage.name.split(".")[0]
+        if tensor in ("p", "ds"):
+            return  # pairs encodes them again from the P or dS that was given
         uses = [one for one in uses if one[0].split(".")[1] == tensor]
+    if not stage.backward:
+        uses = [one for one in uses if one[0] != "dv.p"]
     elements = {PRESETS[operand.format].element.name for _, operand in uses}
     for prefix, words in _RULES:
         for element in sorted(elements):
@@ -266,7 +270,30 @@ def _truncated(scene: Scene, place: Place) -> Iterator[Variant]:
         yield Variant(sentence="out is o cut to bfloat16, not rounded to nearest even.", made=made)
 
 
+def _subnormals(scene: Scene, place: Place) -> Iterator[Variant]:
+    view = place.stage.view
+    if view not in (View.F32, View.BF16):
+        return
+
+    def made(scene: Scene, place: Place) -> Tensor | None:
+        expected = as_bits(scene.expected(place.name), view)
+        if view is View.F32:
+            expected = expected.view(np.uint32)
+        sign, fraction = (0x80000000, 23) if view is View.F32 else (0x8000, 7)
+        tiny = (expected & expected.dtype.type(sign - 1)) >> fraction == 0
+        return np.where(tiny, expected & expected.dtype.type(sign), expected)
+
+    yield Variant(
+        sentence=f"{place.stage.name} below 2^-126 is 0: subnormals are flushed.", made=made
+    )
+
+
+_FLOATS = frozenset(
+    {"s", "p", "row_sum", "o", "lse", "delta", "dp", "p.dv", "ds", "out", "dq", "dk", "dv"}
+)
+
 MISTAKES = (
+    Mistake(name=Name.SUBNORMALS, shows=_FLOATS, variants=_subnormals, zeros=True),
     Mistake(name=Name.SCALE_RULE, shows=_CODED, variants=_rule),
     Mistake(name=Name.ROUNDING, shows=frozenset({"codes"}), variants=_rounding),
     Mistake(name=Name.OVERFLOW, shows=frozenset({"codes"}), variants=_overflow),

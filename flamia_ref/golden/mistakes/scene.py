@@ -1,10 +1,12 @@
 """A part of a case that is small enough to be computed again and again: some documents, some key/value heads."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flamia_ref.golden.bitwise import Aligned
 from flamia_ref.golden.elements import recipe_in
 from flamia_ref.golden.files import Tensor
 from flamia_ref.golden.pack import Case
@@ -20,11 +22,15 @@ _NAN = np.uint32(0x7FFFFFFF)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """The documents and key/value heads of a case that are looked at, the query heads of those among them."""
+    """The documents and key/value heads of a case that are looked at, the query heads of those among them.
+
+    `actual`: what a kernel gave of the case.
+    """
 
     case: Case = field(compare=False)
     documents: tuple[int, ...]
     kv_heads: tuple[int, ...]
+    actual: Mapping[str, Aligned] = field(default_factory=dict, compare=False)
 
     @property
     def heads(self) -> tuple[int, ...]:
@@ -84,6 +90,13 @@ class Scene:
     def expected(self, name: str) -> Tensor:
         """Return a tensor of the pack, as far as it belongs here."""
         return self.cut(self.case.places[name], self.case.tensors[name])
+
+    def given(self, name: str) -> Tensor:
+        """Return a float32 tensor as the kernel gave it, as far as it belongs here; that of the pack if it did not."""
+        if name not in self.actual or self.actual[name].view is not View.F32:
+            return self.expected(name)
+        bits = self.cut(self.case.places[name], self.actual[name].actual)
+        return bits.astype(np.uint32, copy=False).view(np.float32)
 
     def rows(self, length_of_keys: bool = False) -> list[slice]:
         """Return where each document is among the tokens of this scene, or among its keys."""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from flamia_ref._errors import unknown_name
 from flamia_ref.golden.bitwise import Aligned
 from flamia_ref.golden.files import Tensor
-from flamia_ref.golden.mistakes.agreement import Counts, agreement, far
+from flamia_ref.golden.mistakes.agreement import DIFFERENT, Counts, agreement, far
 from flamia_ref.golden.mistakes.catalogue import GROUPS, MISTAKES
 from flamia_ref.golden.mistakes.mistake import Mistake, Needs, Variant, kinds
 from flamia_ref.golden.mistakes.scene import Scene, wide
@@ -65,9 +65,10 @@ def diagnose(
     fails. `failing`, of its shape, says which elements do; without it, all that differ. What fails
     is looked at in parts, a document and a key/value head each, the small ones first, and no more of
     them than takes a few seconds; the counts are those of these parts. A mistake is listed where it
-    explains nine in ten of their failing elements and changes no more than one passing element for
-    ten of those. Mistakes that explain as much as the best are all listed, nearly as good ones up to
-    three in all. An empty result means that no known mistake explains the data.
+    explains nine in ten of their failing elements, among them three different numbers other than 0,
+    and changes no more than one passing element for ten of those. Mistakes that explain as much as
+    the best are all listed, nearly as good ones up to three in all, each name once. An empty result
+    means that no known mistake explains the data.
 
     Raises ValueError for a name that was not given.
     """
@@ -121,7 +122,7 @@ def _tensors(
 def _search(
     case: Case, given: Mapping[str, Aligned], first: str, tensors: list[_Tensor]
 ) -> tuple[Diagnosis, ...]:
-    parts = _parts(case, tensors)
+    parts = _parts(case, given, tensors)
     if not parts:
         return ()
     whole = frozenset(case.places[name].stage.name for name in given if name in case.places)
@@ -142,6 +143,8 @@ def _search(
     if not found:
         return ()
     found.sort(key=lambda one: -one[0])
+    found = list({one[2].name: one for one in reversed(found)}.values())[::-1]  # each name once
+    found.sort(key=lambda one: -one[0])
     top = found[0][0]
     equal = [one for one in found if one[0] >= top]
     near = [one for one in found if top > one[0] >= top - MARGIN]
@@ -157,14 +160,14 @@ def _search(
     )
 
 
-def _parts(case: Case, tensors: list[_Tensor]) -> list[Scene]:
+def _parts(case: Case, given: Mapping[str, Aligned], tensors: list[_Tensor]) -> list[Scene]:
     """The parts of a case in the order in which they are looked at: first one that fails in enough places."""
     spec = case.spec
     failing: list[tuple[Scene, int]] = []
     passing: list[Scene] = []
     for document in range(len(spec.lengths)):
         for head in range(spec.kv_heads):
-            scene = Scene(case=case, documents=(document,), kv_heads=(head,))
+            scene = Scene(case=case, documents=(document,), kv_heads=(head,), actual=given)
             if not scene.cost or scene.cost > _PART:
                 continue
             count = sum(int(scene.cut(one.place, one.failing).sum()) for one in tensors)
@@ -192,7 +195,12 @@ def _best(
         if counts is None or not _explains(counts):
             continue
         counts = _held_to_more(variant, counts, scenes, tensors)
-        if _explains(counts) and (best is None or counts.score > best[0].score):
+        different = counts.vanished if mistake.zeros else counts.values
+        if (
+            _explains(counts)
+            and len(different) >= DIFFERENT
+            and (best is None or counts.score > best[0].score)
+        ):
             best = (counts, variant)
     return best
 

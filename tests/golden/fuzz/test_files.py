@@ -109,6 +109,23 @@ def test_a_file_that_is_replaced_after_the_pack_was_opened(
     assert FIRST in refused(lambda: golden.check(case, golden.load(pack.parent / "pack")))
 
 
+@pytest.mark.parametrize("name", [FILE, "manifest.json"])
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_link_to_the_right_bytes_is_not_followed(pack: Path, name: str, opened: bool) -> None:
+    case = golden.load(pack)[FIRST] if opened else None
+    os.rename(pack / name, pack.parent / "outside")
+    (pack / name).symlink_to("../outside")
+    if case is None or name == "manifest.json":
+        assert "is a symbolic link" in refused(lambda: read_all(pack))
+    else:
+        assert "is a symbolic link" in refused(case.verify)
+
+
+def test_a_hard_link_to_the_right_bytes_is_the_file(pack: Path) -> None:
+    os.link(pack / FILE, pack.parent / "outside")
+    read_all(pack)
+
+
 def test_another_case_in_its_place(pack: Path) -> None:
     case = golden.load(pack)[FIRST]
     os.replace(pack / f"{SECOND}.safetensors", pack / FILE)

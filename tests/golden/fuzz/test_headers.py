@@ -204,15 +204,30 @@ def tilings(draw: st.DrawFn) -> tuple[Header, int]:
         at += size
     if header and draw(st.booleans()):
         entry = header[draw(st.sampled_from(sorted(header)))]
+        step = draw(st.sampled_from([1, 2, 4, -1]))
         numbers = entry[draw(st.sampled_from(["shape", "data_offsets"]))]
-        if numbers:
-            numbers[draw(st.integers(0, len(numbers) - 1))] += draw(st.sampled_from([1, 2, 4, -1]))
+        if draw(st.booleans()):
+            entry["data_offsets"] = [at + step for at in entry["data_offsets"]]
+        elif numbers:
+            numbers[draw(st.integers(0, len(numbers) - 1))] += step
     return header, max(0, at + draw(st.sampled_from([0, 0, 0, 1, -1])))
+
+
+def two_of_four_bytes(second: int) -> Header:
+    """Two tensors of four bytes, the second from a byte on, and a third one up to byte 8."""
+    header = {"a": (0, 4), "b": (second, second + 4), "c": (second + 4, max(8, second + 4))}
+    return {
+        name: {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
+        for name, (begin, end) in header.items()
+    }
 
 
 @few
 @given(made=tilings())
 @example(made=({"a": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}, 0))
+@example(made=(two_of_four_bytes(2), 8))  # they overlap
+@example(made=(two_of_four_bytes(4), 8))
+@example(made=(two_of_four_bytes(6), 10))  # a gap
 def test_what_is_whole_is_what_the_package_reads(made: tuple[Header, int]) -> None:
     header, size = made
     data = json.dumps(header).encode()

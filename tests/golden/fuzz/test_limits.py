@@ -1,15 +1,14 @@
 """Little memory, in a process of its own: what a file claims costs nothing, and what it holds little."""
 
-import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.golden.packs import FIRST, canonical, forge
+from tests.golden.packs import FIRST, SECOND, forge
 
 FILE = f"{FIRST}.safetensors"
 MEGABYTES = 200
@@ -124,10 +123,102 @@ DAILY = (claim_a_huge_header, have_a_manifest_of_zeros)
     ],
     ids=lambda claim: claim.__name__,
 )
-def test_what_a_pack_claims_costs_nothing(made: Path, pack: Path, claim: object) -> None:
-    assert callable(claim)
+def test_what_a_pack_claims_costs_nothing(
+    made: Path, pack: Path, claim: Callable[[Path], None]
+) -> None:
     claim(pack)
     message, seconds = limited(made, pack)
     assert message.startswith("ValueError: ")
     assert len(message) < 1000
     assert seconds < 1
+
+
+def be_sparse_results(file: Path) -> None:
+    file.write_bytes(b"")
+    os.truncate(file, 1 << 40)
+
+
+def claim_a_huge_header_of_results(file: Path) -> None:
+    file.write_bytes((1 << 60).to_bytes(8, "little") + b'{"out":')
+
+
+def have_a_deep_header(file: Path) -> None:
+    header = b'{"a":' * 100_000
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+def claim_a_huge_shape(file: Path) -> None:
+    header = b'{"out":{"dtype":"U8","shape":[1152921504606846976],"data_offsets":[0,0]}}'
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "claim",
+    [be_sparse_results, claim_a_huge_header_of_results, have_a_deep_header, claim_a_huge_shape],
+    ids=lambda claim: claim.__name__,
+)
+def test_what_results_claim_costs_nothing(
+    made: Path, tmp_path: Path, claim: Callable[[Path], None]
+) -> None:
+    for name in (FIRST, SECOND):
+        claim(tmp_path / f"{name}.safetensors")
+    message, seconds = limited(made, made, tmp_path)
+    assert message.startswith("ValueError: ")
+    assert len(message) < 1000
+    assert seconds < 1
+
+
+@pytest.mark.nightly
+def test_verifying_a_large_file_takes_little_memory(tmp_path: Path) -> None:
+    """A file of 512 MB, most of it one tensor, with 200 MB of address space."""
+    command = [sys.executable, "-c", LARGE, str(tmp_path / "large.safetensors"), str(MEGABYTES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) < 32 << 20
+
+
+# Writes the file by the format's definition, verifies it, and prints how much resident memory grew.
+LARGE = """
+import hashlib, json, resource, sys
+from pathlib import Path
+from types import SimpleNamespace
+from flamia_ref.golden.case_file import CaseFile
+path = Path(sys.argv[1])
+block, count = bytes(range(256)) * 4096, 508
+sizes = {"a": len(block) * count, "b": len(block), "c": 3 * len(block)}
+header, at = {}, 0
+for name, size in sizes.items():
+    header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [at, at + size]}
+    at += size
+text = json.dumps(header, separators=(",", ":")).encode()
+text += b" " * (-len(text) % 8)
+whole, entries = hashlib.sha256(), {}
+with path.open("wb") as file:
+    def write(data):
+        file.write(data)
+        whole.update(data)
+    write(len(text).to_bytes(8, "little"))
+    write(text)
+    for name, size in sizes.items():
+        own = hashlib.sha256()
+        for _ in range(size // len(block)):
+            write(block)
+            own.update(block)
+        entries[name] = SimpleNamespace(name=name, dtype="U8", shape=(size,), sha256=own.hexdigest())
+entry = SimpleNamespace(size=path.stat().st_size, sha256=whole.hexdigest(), tensors=entries)
+now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+limit = now + int(sys.argv[2]) * 1024**2
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+tensors = CaseFile(path, entry)
+tensors.verify()
+assert tensors["b"].tobytes() == block
+try:
+    tensors["a"]
+except ValueError as error:
+    assert "there is no memory for tensor a" in str(error)
+else:
+    raise AssertionError("512 MB in 200 MB")
+print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flamia_ref import golden
+from flamia_ref.golden import canonical as canonical_json
 from flamia_ref.golden.canonical import parse
 from flamia_ref.golden.manifest import Manifest
 from flamia_ref.golden.pack import read_manifest
@@ -18,8 +19,8 @@ from tests.golden.fuzz.mutations import ODD, TOKENS, documents, texts
 from tests.golden.fuzz.refusals import ends_well, refused
 from tests.golden.packs import canonical
 
-few = settings(max_examples=80, suppress_health_check=list(HealthCheck))
-many = settings(max_examples=3000, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=50, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=1000, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +99,26 @@ def test_each_odd_value_at_the_top(
         return  # a name that a suite may have
     (folder / "manifest.json").write_text(sealed(original | {key: value}))
     refused(lambda: read_manifest(folder))
+
+
+json_data = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@few
+@given(document=st.dictionaries(st.text(), json_data, max_size=4))
+def test_long_canonical_texts_are_read_like_short_ones(document: dict[str, Any]) -> None:
+    """The look at the lines of a long text lets every canonical text pass, and none of several values a line."""
+    text = canonical(document)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(canonical_json, "_LONG", 1 << 60)
+        short = ends_well(lambda: parse(text, source="it"))
+        patch.setattr(canonical_json, "_LONG", 0)
+        patch.setattr(canonical_json, "_SHORTEST_LINE", 1)
+        assert ends_well(lambda: parse(text, source="it")) == short
+        compact = json.dumps(document) + "\n"
+        if compact != text:
+            assert "its form is not canonical" in refused(lambda: parse(compact, source="it"))

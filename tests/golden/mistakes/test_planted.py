@@ -447,3 +447,16 @@ def test_a_planted_mistake_is_named(
     assert name in equal, (first, found)
     assert len(equal) <= 2, (first, found)
     assert found[0].explained >= 0.9 * found[0].failing
+
+
+@pytest.mark.parametrize("recipe", [CUDNN, pytest.param(FP4, marks=pytest.mark.nightly)])
+def test_a_wrong_split_of_more_than_four_blocks_is_named_first(recipe: str) -> None:
+    """Six or twelve blocks a row: two or three tiles of columns, each split as 32x4."""
+    case = case_of("d192", recipe)
+    given = written("k.s.scales.tiled.", tiles_split_32x4)(case)
+    first, found = diagnosed(case, given, final=False)
+    assert first == "k.s.scales.tiled.0"
+    assert case.tensors[first].shape[2] == -(-(192 // (16 if recipe == FP4 else 32)) // 4)
+    assert found
+    assert found[0].mistake == Name.TILE_SPLIT, found
+    assert "holds tiles whose 128 rows are split as 32x4" in found[0].sentence

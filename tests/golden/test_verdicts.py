@@ -1,0 +1,413 @@
+"""Every status, where it comes from, and what stands beside it in a report."""
+
+import dataclasses
+import itertools
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flamia_ref import cli, golden
+from flamia_ref._errors import Registry
+from flamia_ref.attention import Recipe
+from flamia_ref.golden import making
+from flamia_ref.golden.case_fields import Rows
+from flamia_ref.golden.cases import CaseSpec, Plant
+from flamia_ref.golden.simulator import numpy_kernel
+from flamia_ref.golden.twins import twin
+from flamia_ref.report.model import CaseResult, Status, TensorResult
+from tests.golden.packs import FIRST, RECIPE, SECOND, results, spec
+
+BF16 = "bf16-fa4"
+NUMPY = "flamia_ref.golden.simulator:numpy_kernel"
+
+
+@pytest.fixture
+def case(made: Path) -> golden.Case:
+    return golden.load(made)[FIRST]
+
+
+def check(case: golden.Case, given: Mapping[str, Any]) -> CaseResult:
+    (result,) = golden.check(case, {case.name: given}, diagnose=False).cases
+    return result
+
+
+def pack_of(folder: Path, cases: tuple[CaseSpec, ...], recipe: str) -> golden.Pack:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(making, "SUITES", Registry("suite", [("verdicts", cases)]))
+        golden.make(folder, [recipe], suite="verdicts")
+    return golden.load(folder)
+
+
+def flipped(x: Any, bit: int) -> Any:
+    """One element with another bit."""
+    changed = x.copy()
+    changed.reshape(-1).view(f"u{x.itemsize}")[-1] ^= 1 << bit
+    return changed
+
+
+def with_nan(x: Any) -> Any:
+    changed = x.copy()
+    changed[0, 5] = np.nan
+    return changed
+
+
+def without(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda given: {key: x for key, x in given.items() if key != name}
+
+
+def other(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda given: given | {name: change(given[name])}
+
+
+CHANGES: list[tuple[Status, str, Callable[[dict[str, Any]], dict[str, Any]]]] = [
+    (Status.PASS, "", lambda given: given),
+    (Status.BIT_MISMATCH, "q.codes", other("q.codes", lambda x: flipped(x, 0))),
+    (Status.BIT_MISMATCH, "p.o.scales", other("p.o.scales.2", lambda x: flipped(x, 0))),
+    (Status.OUTSIDE_ENVELOPE, "out", other("out", lambda x: flipped(x, 0))),
+    (Status.OUTSIDE_ENVELOPE, "s", other("s.2", lambda x: flipped(x, 20))),
+    (Status.OUTSIDE_ENVELOPE, "dq", other("dq", lambda x: flipped(x, 9))),
+    (Status.SHAPE, "lse", other("lse", lambda x: x[:, :-1])),
+    (Status.DTYPE, "lse", other("lse", lambda x: x.astype(np.float64))),
+    (Status.LAYOUT, "k.codes", other("k.codes", lambda x: x[:, :, ::-1])),
+    (Status.LAYOUT, "k.codes", other("k.codes", lambda x: x.reshape(-1))),
+    (Status.NAN_PATTERN, "lse", other("lse", with_nan)),
+    (Status.MISSING, "", without("lse")),
+    (Status.UNKNOWN, "", lambda given: given | {"tmp": np.zeros(3)}),
+]
+
+
+@pytest.mark.parametrize(
+    ("status", "departs", "change"),
+    CHANGES,
+    ids=[f"{status}-{departs}" for status, departs, _ in CHANGES],
+)
+def test_each_status_of_arrays(
+    case: golden.Case,
+    status: Status,
+    departs: str,
+    change: Callable[[dict[str, Any]], dict[str, Any]],
+) -> None:
+    report = golden.check(case, {case.name: change(results(case))}, diagnose=False)
+    (result,) = report.cases
+    assert result.status is report.status is status
+    assert result.departs == (departs or None)
+    assert report.exit_code == (0 if status is Status.PASS else 1)
+    assert report.passed == result.passed == (status is Status.PASS)
+    assert str(status) in report.to_text()
+
+
+def test_a_case_has_the_status_of_its_first_tensor_that_fails(case: golden.Case) -> None:
+    good = results(case)
+    given = good | {"q.codes": flipped(good["q.codes"], 0), "out": flipped(good["out"], 3)}
+    result = check(case, given | {"lse": with_nan(good["lse"])})
+    failing = [(one.name, one.status) for one in result.tensors if one.status is not Status.PASS]
+    assert failing == [
+        ("q.codes", Status.BIT_MISMATCH),
+        ("out", Status.OUTSIDE_ENVELOPE),
+        ("lse", Status.NAN_PATTERN),
+    ]
+    assert (result.status, result.departs) == (Status.BIT_MISMATCH, "q.codes")
+
+
+def test_a_nan_that_must_be_is_missed(made: Path) -> None:
+    poison = golden.load(made)[SECOND]
+    given = results(poison)
+    nan = np.isnan(given["lse"])
+    assert nan.any()
+    given["lse"] = np.where(nan, np.float32(1), given["lse"])
+    result = check(poison, given)
+    assert (result.status, result.departs) == (Status.NAN_PATTERN, "lse")
+
+
+def unsteady(*names: str) -> Any:
+    """The simulator, whose second call and every second one after it changes the last bit of some tensors."""
+    calls = itertools.count()
+
+    def kernel(q: Any, k: Any, v: Any, **settings: Any) -> dict[str, Any]:
+        given = numpy_kernel(q, k, v, **settings)
+        if next(calls) % 2:
+            for name in names:
+                given[name] = flipped(np.asarray(given[name]), 0)
+        return given
+
+    return kernel
+
+
+def test_calls_that_differ_are_no_result(case: golden.Case) -> None:
+    assert golden.check(case, unsteady("row_max"), diagnose=False).passed
+    report = golden.check(case, unsteady("row_max", "out"), repeats=2, diagnose=False)
+    (result,) = report.cases
+    assert (report.status, report.exit_code) == (Status.NONDETERMINISTIC, 1)
+    found = {one.name: one for one in result.tensors if one.status is not Status.PASS}
+    assert set(found) == {"row_max", "out"}
+    assert found["out"].note == "two calls on the same inputs: 1 bytes differ"
+    assert result.departs is None  # the first call was right
+    assert golden.check(case, numpy_kernel, repeats=2, diagnose=False).passed
+
+
+@pytest.mark.parametrize("repeats", [0, -1, 1.0, True])
+def test_repeats_is_a_count(case: golden.Case, repeats: Any) -> None:
+    with pytest.raises(ValueError, match=r"repeats is .*; it must be a whole number from 1 up"):
+        golden.check(case, numpy_kernel, repeats=repeats)
+
+
+def test_cases_are_names_or_patterns(made: Path) -> None:
+    def names(*patterns: str) -> list[str]:
+        report = golden.check(made, numpy_kernel, cases=patterns, diagnose=False)
+        assert report.passed
+        return [one.name for one in report.cases]
+
+    assert names("tiny-p*") == [SECOND]
+    assert names(FIRST) == [FIRST]
+    assert names(f"*.{RECIPE}") == [FIRST, SECOND]
+    for wrong in ("tinny.*", "nothing"):
+        with pytest.raises(ValueError, match=wrong.replace("*", r"\*")):
+            golden.check(made, numpy_kernel, cases=[wrong])
+
+
+def test_an_instruction_is_one_that_is_known(case: golden.Case) -> None:
+    with pytest.raises(ValueError, match=r"unknown instruction 'sm90.wgmma\.bf17'"):
+        golden.check(case, numpy_kernel, instruction="sm90.wgmma.bf17")
+    report = golden.check(case, numpy_kernel, instruction="float32", diagnose=False)
+    assert report.passed
+    assert any("judged as float32 adds them" in note for note in report.notes)
+
+
+# Skipped.
+
+SINK = spec(name="sink", lengths=(5,), sinks=(1.0, -0.5))
+
+
+def takes_no_sink(
+    q: Any, k: Any, v: Any, *, cu_seqlens: Any, causal: bool, softmax_scale: float, recipe_json: str
+) -> dict[str, Any]:
+    return numpy_kernel(
+        q,
+        k,
+        v,
+        cu_seqlens=cu_seqlens,
+        causal=causal,
+        softmax_scale=softmax_scale,
+        recipe_json=recipe_json,
+        trace=(),
+    )
+
+
+def test_what_a_kernel_does_not_take_counts_neither_way(tmp_path: Path) -> None:
+    pack = pack_of(tmp_path / "pack", (SINK, spec(name="plain", lengths=(5,))), RECIPE)
+    report = golden.check(pack, takes_no_sink, diagnose=False)
+    assert [(one.status, one.note) for one in report.cases] == [
+        (Status.SKIPPED, "takes no sink"),
+        (Status.PASS, "forward only: nothing of the backward was given"),
+    ]
+    assert (report.status, report.exit_code) == (Status.PASS, 0)
+    assert not report.cases[0].passed
+    assert not report.cases[0].failed
+    alone = golden.check(pack, takes_no_sink, cases=["sink.*"])
+    assert (alone.status, alone.passed, alone.exit_code) == (Status.SKIPPED, False, 2)
+
+
+# Leaks.
+
+PLAIN = spec(name="plain", lengths=(70,), heads=1, exponent=-6)
+CHANGED = Rows(tensor="v", first=69, end=70)
+LEAKING = dataclasses.replace(
+    spec(
+        name="changed",
+        lengths=(70,),
+        heads=1,
+        exponent=-6,
+        plants=(Plant(tensor="v", token=69, head=0, channel=3, bits=0x4000),),
+    ),
+    twin=twin(PLAIN, "plain", CHANGED),
+)
+
+
+@pytest.fixture(scope="module")
+def leaking(tmp_path_factory: pytest.TempPathFactory) -> golden.Pack:
+    return pack_of(tmp_path_factory.mktemp("leaks") / "pack", (PLAIN, LEAKING), BF16)
+
+
+def outputs(
+    q: Any, k: Any, v: Any, *, by: Recipe | None = None, recipe_json: str, **settings: Any
+) -> dict[str, Any]:
+    """The outputs of the forward, by another recipe if one is given."""
+    text = recipe_json if by is None else by.to_json()
+    settings |= {"trace": (), "dout": None}
+    return numpy_kernel(q, k, v, recipe_json=text, **settings)
+
+
+def leaky(q: Any, k: Any, v: Any, *, recipe_json: str, **settings: Any) -> dict[str, Any]:
+    """Adds the row sum in another order, which is permitted, where the last token has a large value."""
+    right = Recipe.from_json(recipe_json)
+    softmax = dataclasses.replace(right.softmax, row_sum="ascending")
+    turned = dataclasses.replace(right, name="turned", schedules=(), softmax=softmax)
+    large = float(np.abs(v[69].astype(np.float32)).max()) > 1
+    return outputs(q, k, v, by=turned if large else None, recipe_json=recipe_json, **settings)
+
+
+def test_results_that_are_permitted_may_leak_all_the_same(leaking: golden.Pack) -> None:
+    report = golden.check(leaking, leaky, diagnose=False)
+    plain, changed = report.cases
+    assert plain.passed
+    assert (changed.status, report.exit_code) == (Status.LEAK, 1)
+    leaks = [one for one in changed.tensors if one.status is Status.LEAK]
+    assert "lse" in {one.name for one in leaks}
+    assert all("change with v of tokens 69 to 69, which they may" in one.note for one in leaks)
+    assert golden.check(leaking, outputs, diagnose=False).passed
+    # One of the twins shows nothing.
+    assert golden.check(leaking, leaky, cases=["changed.*"], diagnose=False).passed
+
+
+def test_a_leak_is_said_beside_what_else_is_wrong(leaking: golden.Pack) -> None:
+    def kernel(q: Any, k: Any, v: Any, **settings: Any) -> dict[str, Any]:
+        given = outputs(q, k, v, **settings)
+        out = np.asarray(given["out"]).astype(np.float32)
+        return given | {"out": (out + v[69].astype(np.float32).max()).astype(given["out"].dtype)}
+
+    (changed,) = [
+        one
+        for one in golden.check(leaking, kernel, diagnose=False).cases
+        if one.name.startswith("changed")
+    ]
+    assert changed.status is Status.OUTSIDE_ENVELOPE
+    (leak,) = [one for one in changed.tensors if one.status is Status.LEAK]
+    assert leak.note.startswith("69 rows of out, the first of them 0")
+
+
+# What stands beside a status.
+
+
+def only(result: CaseResult, name: str) -> TensorResult:
+    return next(one for one in result.tensors if one.name == name)
+
+
+def test_heat_map_and_steps_are_counted(case: golden.Case) -> None:
+    given = results(case)
+    out = given["out"]
+    # Tokens 0 to 31 are the first row of cells, 32 to 36 the second; one column, of 32 channels.
+    steps = {(0, 0, 3): 1, (31, 1, 31): 2, (32, 1, 0): 3, (35, 0, 4): 4, (36, 1, 30): 7}
+    for index, step in steps.items():
+        assert 0x80 <= int(out[index]) & 0x7FFF < 0x7F00
+        out[index] += step
+    out[2, 0, 0] = 0x7FC0
+    found = only(check(case, given), "out")
+    assert (found.differing, found.inside, found.largest_steps) == (6, 0, 7)
+    assert dict(found.steps) == {"1": 1, "2": 1, "3-4": 2, "5-8": 1, "NaN": 1}
+    drawn = found.heat_map
+    assert drawn is not None
+    assert (drawn.rows, drawn.columns, drawn.row_size, drawn.column_size) == (
+        "tokens",
+        "head dim",
+        32,
+        32,
+    )
+    assert drawn.counts == ((3,), (3,))
+    assert drawn.sizes == ((32 * 2 * 32,), (5 * 2 * 32,))
+
+
+def test_zeros_of_both_signs_are_no_step_and_no_equals_in_operands(case: golden.Case) -> None:
+    given = results(case)
+    name, index = next(
+        (name, tuple(np.argwhere((given[name] & 0x7F) == 0)[0]))
+        for name in ("q.codes", "k.codes", "v.codes")
+        if ((given[name] & 0x7F) == 0).any()
+    )
+    given[name][index] ^= 0x80
+    found = only(check(case, given), name)
+    assert (found.status, dict(found.steps)) == (Status.BIT_MISMATCH, {"0": 1})
+
+
+def test_what_passes_inside_is_counted_and_drawn_nowhere(case: golden.Case) -> None:
+    given = results(case)
+    at = next(iter(np.argwhere(given["row_max"] != 0)))
+    given["row_max"].view(np.uint32)[tuple(at)] ^= 1
+    result = check(case, given)
+    found = only(result, "row_max")
+    assert (result.status, found.differing, found.inside) == (Status.PASS, 1, 1)
+    assert (dict(found.steps), found.heat_map, found.first) == ({"1": 1}, None, None)
+    assert found.envelope is not None
+
+
+def test_consistent_is_of_the_outputs_alone(case: golden.Case) -> None:
+    good = results(case)
+    assert check(case, good).consistent is None
+    stage = check(case, good | {"s.2": flipped(good["s.2"], 20)})
+    assert (stage.passed, stage.consistent) == (False, True)
+    output = check(case, good | {"out": flipped(good["out"], 8)})
+    assert (output.passed, output.consistent) == (False, False)
+    alone = {name: good[name] for name in ("out", "lse")}
+    assert check(case, alone | {"out": flipped(good["out"], 8)}).consistent is False
+
+
+def command_of(pack: golden.Pack, actual: Any, **settings: Any) -> list[str]:
+    return [one.command for one in golden.check(pack, actual, diagnose=False, **settings).cases]
+
+
+def test_the_command_repeats_the_case(
+    made: Path, pack: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = golden.load(made)
+    kernel = command_of(loaded, numpy_kernel)
+    assert shlex.split(kernel[1]) == [
+        *("flamia-ref", "golden", "check", str(made)),
+        *("--kernel", NUMPY, "--case", SECOND),
+    ]
+    files = command_of(loaded, pack)
+    assert shlex.split(files[0])[4:] == ["--actual", str(pack), "--case", FIRST]
+    assert command_of(loaded, {FIRST: results(loaded[FIRST])}, cases=[FIRST]) == [""]
+    judged = command_of(loaded, numpy_kernel, cases=[FIRST], instruction="float32")
+    assert shlex.split(judged[0])[-2:] == ["--instruction", "float32"]
+    for line in (kernel[1], files[0], judged[0]):
+        assert cli.main(shlex.split(line)[1:]) == 0
+        assert "1 case" in capsys.readouterr().out
+
+
+# Schedules.
+
+TILES = spec(name="tiles", lengths=(300,), heads=1, seed=21, exponent=-6)
+
+
+@pytest.fixture(scope="module")
+def tiles(tmp_path_factory: pytest.TempPathFactory) -> golden.Case:
+    folder = tmp_path_factory.mktemp("schedules") / "pack"
+    return pack_of(folder, (TILES,), BF16)[f"tiles.{BF16}"]
+
+
+def gradient(case: golden.Case, schedule: str) -> Any:
+    """dQ by a schedule of the recipe, as bits."""
+    recipe = Recipe.from_json(dict(case.recipe.recipe)).scheduled(schedule)
+    made = numpy_kernel(
+        **{name: x for name, x in case.inputs().items() if name != "cu_seqlens"},
+        cu_seqlens=case.tensors["cu_seqlens"],
+        causal=case.spec.causal,
+        softmax_scale=case.spec.softmax_scale,
+        recipe_json=recipe.to_json(),
+        recipe=recipe.name,
+        trace=(),
+    )
+    return np.asarray(made["dq"]).astype(np.float32).view(np.uint32) >> 16
+
+
+def test_a_row_is_of_one_schedule(tiles: golden.Case) -> None:
+    names = ("dq ascending", "dq descending")
+    up, down = (gradient(tiles, name).astype(np.uint16) for name in names)
+    differs = up != down
+    assert differs.any()
+    for whole in (up, down):
+        result = check(tiles, results(tiles) | {"dq": whole})
+        assert result.passed, only(result, "dq").note
+    # A row of each, which is no schedule of the whole, and is not asked to be one.
+    rows = np.where((np.arange(len(up)) % 2 == 0)[:, None, None], up, down)
+    assert check(tiles, results(tiles) | {"dq": rows}).passed
+    # Channels of one row by both: wherever two channels differ, the first is that of one schedule.
+    mixed = down.copy()
+    for token, head in np.argwhere(differs.sum(-1) >= 2):
+        first = np.flatnonzero(differs[token, head])[0]
+        mixed[token, head, first] = up[token, head, first]
+    result = check(tiles, results(tiles) | {"dq": mixed})
+    assert (result.status, result.departs) == (Status.OUTSIDE_ENVELOPE, "dq")
