@@ -93,7 +93,8 @@ class CaseFile(Mapping[str, Tensor]):
             for name in fresh._spans:
                 array = fresh._read(name)
                 with self._lock:
-                    self._alive[name] = array
+                    # Whoever holds an array is known by it: `check` refuses the pack's own.
+                    array = self._alive.setdefault(name, array)
                     _KEPT.used(array)
         else:
             # Hashing is slower than a good disk, and leaves the interpreter to other threads.

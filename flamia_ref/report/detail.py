@@ -203,7 +203,7 @@ def _row(one: TensorResult) -> Html:
         "" if one.largest is None else f"{one.largest:.6g}",
         sentences.steps(one, short=True),
         "" if wide is None else f"{wide.relative:.2g}",
-        "" if wide is None else str(wide.ambiguous),
+        "" if wide is None else sentences.ambiguous(wide),
     )
     return element(
         "tr",

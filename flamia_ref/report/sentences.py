@@ -10,6 +10,7 @@ from flamia_ref.report.model import (
     Report,
     Status,
     TensorResult,
+    Width,
 )
 
 MEANINGS: Mapping[Status, str] = MappingProxyType(
@@ -67,7 +68,9 @@ def departure(case: CaseResult) -> str:
 def diagnosis(one: Diagnosis) -> str:
     """Return a diagnosis as a sentence with what it explains."""
     known = one.sentence.removesuffix(".")
-    return f"{known} (explains {one.explained} of the {one.failing} elements that fail in {one.name})"
+    return (
+        f"{known} (explains {one.explained} of the {one.failing} elements that fail in {one.name})"
+    )
 
 
 def consistency(case: CaseResult) -> str:
@@ -114,7 +117,9 @@ def tensor(one: TensorResult) -> str:
         parts.append(f"largest difference {one.largest:.6g}")
     if steps(one):
         parts.append(steps(one))
-    if one.envelope is not None and (one.envelope.relative or one.envelope.ambiguous):
+    if one.envelope is not None and (
+        one.envelope.relative or one.envelope.ambiguous or one.envelope.unbounded
+    ):
         parts.append(width(one))
     if one.note:
         parts.append(one.note)
@@ -126,8 +131,13 @@ def width(one: TensorResult) -> str:
     if one.envelope is None:
         raise ValueError(f"{one.name} has no envelope; ask only for tensors that have one")
     return (
-        f"envelope {one.envelope.relative:.2g} of the rms wide, {one.envelope.ambiguous} ambiguous"
+        f"envelope {one.envelope.relative:.2g} of the rms wide, {ambiguous(one.envelope)} ambiguous"
     )
+
+
+def ambiguous(wide: Width) -> str:
+    """Return how many elements may have more than one value, and how many of them were not judged."""
+    return f"{wide.ambiguous}" + (f" ({wide.unbounded} not judged)" if wide.unbounded else "")
 
 
 def recipe_of(report: Report, case: CaseResult) -> str:

@@ -393,7 +393,9 @@ def test_a_closed_pipe(made: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM]
+)
 def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: int) -> None:
     done = program(f"""
 import os

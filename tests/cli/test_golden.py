@@ -92,7 +92,9 @@ THEIRS = {
 }
 
 
-@pytest.mark.parametrize("form", ["json", "html", "junit"])
+@pytest.mark.parametrize(
+    "form", ["json", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("html", "junit"))]
+)
 def test_a_report_replaces_an_earlier_one_and_nothing_else(
     run: Run, made: Path, tmp_path: Path, form: str
 ) -> None:

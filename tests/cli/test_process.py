@@ -18,6 +18,8 @@ from tests.golden.packs import FIRST, RECIPE, SECOND, WITH_TINY, flip, forge
 
 ROOT = Path(__file__).resolve().parents[2]
 
+NIGHTLY = pytest.mark.nightly  # each of these is a process; one of each kind runs daily
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -93,9 +95,9 @@ def refused(result: tuple[int, str, str], message: str) -> None:
     ("kernel", "message"),
     [
         ("cancelled", f"failed in case {FIRST}: CancelledError"),
-        ("skipped", "Skipped: no GPU"),
+        pytest.param("skipped", "Skipped: no GPU", marks=NIGHTLY),
         ("left", "SystemExit: 0"),
-        ("closed", "GeneratorExit"),
+        pytest.param("closed", "GeneratorExit", marks=NIGHTLY),
     ],
 )
 def test_a_kernel_cannot_choose_the_exit_status(
@@ -124,7 +126,9 @@ def test_the_report_names_what_was_typed(here: Path, made: Path) -> None:
     assert output.startswith(f"alias:mine against {os.path.relpath(made, here)}, numerics")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=NIGHTLY), signal.SIGINT]
+)
 def test_a_signal_while_a_kernel_runs(here: Path, made: Path, number: signal.Signals) -> None:
     process = start(here, "golden", "check", made, "--kernel", "odd:slow")
     for _ in range(600):
@@ -162,7 +166,9 @@ def test_a_signal_that_was_ignored_still_is(here: Path, made: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("closed", ["1", "2", "0 1 2"])
+@pytest.mark.parametrize(
+    "closed", [pytest.param("1", marks=NIGHTLY), pytest.param("2", marks=NIGHTLY), "0 1 2"]
+)
 def test_closed_streams(here: Path, made: Path, closed: str) -> None:
     closing = " ".join(f"{number}>&-" for number in closed.split())
     for arguments, status in [
@@ -200,9 +206,9 @@ def test_names_that_the_terminal_cannot_show(here: Path, made: Path) -> None:
     ("file", "message"),
     [
         ("no/such/r.json", "there is no folder"),
-        ("folder", "it is a folder"),
-        ("odd.py/r.json", "there is no folder"),
-        ("a" * 300, "File name too long"),
+        pytest.param("folder", "it is a folder", marks=NIGHTLY),
+        pytest.param("odd.py/r.json", "there is no folder", marks=NIGHTLY),
+        pytest.param("a" * 300, "File name too long", marks=NIGHTLY),
     ],
 )
 def test_a_report_that_cannot_be_written_is_refused_first(
@@ -287,7 +293,13 @@ def test_force_replaces_packs_that_cannot_be_read(here: Path, made: Path) -> Non
         subprocess.run(["rm", "-r", pack], check=True)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": "other", "cases": []}', "\xff"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(pytest.param(text, marks=NIGHTLY) for text in ("", "{", "[]", "\xff")),
+        '{"schema": "other", "cases": []}',
+    ],
+)
 def test_force_spares_what_may_be_no_pack(here: Path, made: Path, text: str) -> None:
     pack = here / "pack"
     subprocess.run(["cp", "-r", made, pack], check=True)

@@ -13,9 +13,12 @@ import pytest
 from flamia_ref import cli, golden
 from flamia_ref._errors import Registry
 from flamia_ref.attention import Recipe
-from flamia_ref.golden import making
+from flamia_ref.golden import making, verdicts
+from flamia_ref.golden.bitwise import Aligned, align
 from flamia_ref.golden.case_fields import Rows
 from flamia_ref.golden.cases import CaseSpec, Plant
+from flamia_ref.golden.envelope.record import Permitted
+from flamia_ref.golden.files import Stored
 from flamia_ref.golden.simulator import numpy_kernel
 from flamia_ref.golden.twins import twin
 from flamia_ref.report.model import CaseResult, Status, TensorResult
@@ -242,12 +245,13 @@ def outputs(
 
 
 def leaky(q: Any, k: Any, v: Any, *, recipe_json: str, **settings: Any) -> dict[str, Any]:
-    """Adds the row sum in another order, which is permitted, where the last token has a large value."""
+    """Adds the row sum in another order, which is permitted, where the last token has the planted value."""
     right = Recipe.from_json(recipe_json)
     softmax = dataclasses.replace(right.softmax, row_sum="ascending")
     turned = dataclasses.replace(right, name="turned", schedules=(), softmax=softmax)
-    large = float(np.abs(v[69].astype(np.float32)).max()) > 1
-    return outputs(q, k, v, by=turned if large else None, recipe_json=recipe_json, **settings)
+    return outputs(
+        q, k, v, by=turned if v[69, 0, 3] == 2 else None, recipe_json=recipe_json, **settings
+    )
 
 
 def test_results_that_are_permitted_may_leak_all_the_same(leaking: golden.Pack) -> None:
@@ -267,7 +271,7 @@ def test_a_leak_is_said_beside_what_else_is_wrong(leaking: golden.Pack) -> None:
     def kernel(q: Any, k: Any, v: Any, **settings: Any) -> dict[str, Any]:
         given = outputs(q, k, v, **settings)
         out = np.asarray(given["out"]).astype(np.float32)
-        return given | {"out": (out + v[69].astype(np.float32).max()).astype(given["out"].dtype)}
+        return given | {"out": (out + np.float32(v[69, 0, 3])).astype(given["out"].dtype)}
 
     (changed,) = [
         one
@@ -369,45 +373,77 @@ def test_the_command_repeats_the_case(
 
 # Schedules.
 
-TILES = spec(name="tiles", lengths=(300,), heads=1, seed=21, exponent=-6)
-
 
 @pytest.fixture(scope="module")
-def tiles(tmp_path_factory: pytest.TempPathFactory) -> golden.Case:
+def short(tmp_path_factory: pytest.TempPathFactory) -> golden.Case:
     folder = tmp_path_factory.mktemp("schedules") / "pack"
-    return pack_of(folder, (TILES,), BF16)[f"tiles.{BF16}"]
+    return pack_of(folder, (spec(name="short", lengths=(5,)),), BF16)[f"short.{BF16}"]
 
 
-def gradient(case: golden.Case, schedule: str) -> Any:
-    """dQ by a schedule of the recipe, as bits."""
-    recipe = Recipe.from_json(dict(case.recipe.recipe)).scheduled(schedule)
-    made = numpy_kernel(
-        **{name: x for name, x in case.inputs().items() if name != "cu_seqlens"},
-        cu_seqlens=case.tensors["cu_seqlens"],
-        causal=case.spec.causal,
-        softmax_scale=case.spec.softmax_scale,
-        recipe_json=recipe.to_json(),
-        recipe=recipe.name,
-        trace=(),
-    )
-    return np.asarray(made["dq"]).astype(np.float32).view(np.uint32) >> 16
+def test_a_row_is_of_one_schedule(short: golden.Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By envelopes made by hand: a schedule gives dQ one number up, the other one two numbers up."""
+    right = short.tensors["dq"]
+    known, none = np.ones(right.shape, bool), np.zeros(right.shape, bool)
+    up = {BF16: 0, f"{BF16}, dq ascending": 1, f"{BF16}, dq descending": 2}
+    asked = []
 
+    def permitted(case: Any, recipe: Any, given: Any, wanted: Any, instruction: Any) -> Any:
+        asked.append(recipe.name)
+        bits = right + np.uint16(up[recipe.name])
+        return {"dq": Permitted(low=bits, high=bits, nan=none, known=known)}
 
-def test_a_row_is_of_one_schedule(tiles: golden.Case) -> None:
-    names = ("dq ascending", "dq descending")
-    up, down = (gradient(tiles, name).astype(np.uint16) for name in names)
-    differs = up != down
-    assert differs.any()
-    for whole in (up, down):
-        result = check(tiles, results(tiles) | {"dq": whole})
-        assert result.passed, only(result, "dq").note
-    # A row of each, which is no schedule of the whole, and is not asked to be one.
-    rows = np.where((np.arange(len(up)) % 2 == 0)[:, None, None], up, down)
-    assert check(tiles, results(tiles) | {"dq": rows}).passed
-    # Channels of one row by both: wherever two channels differ, the first is that of one schedule.
-    mixed = down.copy()
-    for token, head in np.argwhere(differs.sum(-1) >= 2):
-        first = np.flatnonzero(differs[token, head])[0]
-        mixed[token, head, first] = up[token, head, first]
-    result = check(tiles, results(tiles) | {"dq": mixed})
+    monkeypatch.setattr(verdicts, "_permitted", permitted)
+
+    def judged(steps: Any) -> CaseResult:
+        steps = np.broadcast_to(np.asarray(steps), right.shape).astype(np.uint16)
+        return check(short, results(short) | {"dq": right + steps})
+
+    for whole in (1, 2):
+        result = judged(whole)
+        assert (result.passed, only(result, "dq").inside) == (True, right.size)
+    assert set(asked) == set(up)
+    # A row of each: nobody asks that all rows are of one schedule.
+    assert judged((np.arange(5) % 2 + 1)[:, None, None]).passed
+    channels = np.arange(32) % 2 + 1
+    result = judged(channels)
     assert (result.status, result.departs) == (Status.OUTSIDE_ENVELOPE, "dq")
+    one = np.where((np.arange(5) == 3)[:, None, None], channels, 1)
+    row = only(judged(one), "dq")
+    # Two heads of token 3. Which schedule a row is held to is open, so that all of it fails, or half.
+    assert row.first is not None
+    assert row.first.where["token"] == 3
+    assert row.differing - row.inside in (32, 64)
+    assert not judged(3).passed
+
+
+def test_schedules_are_tried_for_what_they_change(
+    case: golden.Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    right = verdicts._permitted
+
+    def permitted(case: Any, recipe: Any, *rest: Any) -> Any:
+        asked.append(recipe.name)
+        return right(case, recipe, *rest)
+
+    monkeypatch.setattr(verdicts, "_permitted", permitted)
+    good = results(case)
+    verdicts.judge(case, {"s.2": aligned(case, "s.2", flipped(good["s.2"], 20))})
+    assert asked == [RECIPE]
+    asked.clear()
+    verdicts.judge(case, {"dk": aligned(case, "dk", flipped(good["dk"], 9))})
+    assert asked == [
+        RECIPE,
+        *(f"{RECIPE}, {name}" for name in ("descending", "shifted", "heads descending")),
+    ]
+
+
+def aligned(case: golden.Case, name: str, x: Any) -> Aligned:
+    found = align(
+        case.places[name], case.tensors[name], Stored(dtype=STORED[x.dtype.name], array=x)
+    )
+    assert isinstance(found, Aligned)
+    return found
+
+
+STORED = {"uint16": "U16", "float32": "F32"}

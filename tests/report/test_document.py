@@ -43,7 +43,7 @@ def test_every_field_is_there() -> None:
         "counts": [[4, 1, 2, 3], [0, 0, 0, 0]],
         "sizes": [[4, 4, 4, 4], [4, 4, 0, 0]],
     }
-    assert out["envelope"] == {"relative": 5.12e-4, "ambiguous": 77}
+    assert out["envelope"] == {"relative": 5.12e-4, "ambiguous": 77, "unbounded": 0}
     assert out["inside"] == 9000
     assert document["environment"]["device"] == "NVIDIA H200"
 

@@ -191,6 +191,7 @@ def test_the_same_report_gives_the_same_bytes() -> None:
     assert examples.mixed().to_html() == examples.mixed().to_html()
 
 
+@pytest.mark.nightly  # its smaller form is the next one
 def test_500_cases_that_fail_everywhere_stay_below_3_mb(monkeypatch: pytest.MonkeyPatch) -> None:
     # 15 000 heat maps, of which most must be left out, and all first ones kept.
     made = []

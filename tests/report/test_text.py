@@ -67,4 +67,6 @@ def test_hostile_names_keep_to_their_lines() -> None:
 
 
 def test_skipped_alone_is_no_pass() -> None:
-    assert str(examples.report(examples.skipped("a"))).endswith("NOTHING COMPARED: 1 case: 1 skipped")
+    assert str(examples.report(examples.skipped("a"))).endswith(
+        "NOTHING COMPARED: 1 case: 1 skipped"
+    )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from flamia_ref.report import Report, Status
-from flamia_ref.report.model import CaseResult, TensorResult
+from flamia_ref.report.model import CaseResult, TensorResult, Width
 from flamia_ref.report.sentences import MEANINGS
 from tests.report import examples
 from tests.report.parsed import parse
@@ -118,6 +118,14 @@ def test_what_is_not_known_of_the_rounding_is_not_said() -> None:
     unknown = examples.report(rounded(None, None))
     for form in (unknown.to_text(), unknown.to_html(), unknown.to_junit()):
         assert "rounded" not in form
+
+
+def test_elements_that_were_not_judged_are_counted() -> None:
+    wide = Width(relative=0.5, ambiguous=77, unbounded=3)
+    report = examples.report(examples.case(tensors=(replace(examples.OUT, envelope=wide),)))
+    assert "envelope 0.5 of the rms wide, 77 (3 not judged) ambiguous" in report.to_text()
+    assert "77 (3 not judged)" in parse(report.to_html()).by_id("case-1").text
+    assert '"unbounded": 3' in report.to_json()
 
 
 def test_every_verdict_has_a_meaning() -> None:

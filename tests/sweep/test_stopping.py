@@ -24,7 +24,10 @@ def stops(folder: Path, *arguments: str) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize(("kind", "first"), [("kill", 2), ("interrupt", 4), ("filled", 6)])
+@pytest.mark.parametrize(
+    ("kind", "first"),
+    [("kill", 2), pytest.param("interrupt", 4, marks=pytest.mark.nightly), ("filled", 6)],
+)
 def test_stopped_at_some_steps(tmp_path: Path, kind: str, first: int) -> None:
     found = stops(tmp_path, kind, "force", str(first), "6")
     assert found["wrong"] == []

@@ -11,8 +11,8 @@ chains, each from zero or from the accumulator, that float32 additions to neares
 1. A step rounds its sum V: by less than ulp(V) toward zero, or by half of it to nearest. After j steps of a chain V
    is at most M_j, the sum of the j greatest positive step sums or of the j least negative ones, with the accumulator.
    Of q chains with n steps in all at least q steps are first ones, and the rest err at most as steps 2 to n - q + 1 of
-   one chain; the q - 1 joins, q with an accumulator, err by half of ulp(M_n). That is convex in q, so the greater of
-   q = 1 and q = n bounds it. Steps of zeros change nothing and are not counted.
+   one chain; the q - 1 joins, q with an accumulator that is joined too, err by half of ulp(M_n). That is convex in q,
+   so the greater of q = 1 and q = n bounds it. Steps of zeros change nothing and are not counted.
 2. A term is cut toward zero below 2^(E - F), where E is at most E+, the greatest exponent of a term, the floor or
    M_n. A term whose lowest bit is at least that loses nothing; the others lose less than it each. With pa and pb the
    lowest bits of the factors over the least of their rows, {k: pa + pb < d} is in {pa < s} or {pb < d - s} for every
@@ -115,12 +115,16 @@ def exact_factor(
 
 
 def uncertain_factor(
-    lower: Floats, upper: Floats, least: Integers, element: ScalarFormat
+    lower: Floats,
+    upper: Floats,
+    least: Integers,
+    element: ScalarFormat,
+    most: Integers | None = None,
 ) -> Factor:
     """A factor of values between two ends [tiles, rows, K], each a code of `element` times a power of two.
 
     NaN in both ends is NaN, infinite ends in one or both are unknown. `least` broadcasts: the exponent of the powers
-    of two, the smaller one where two are possible.
+    of two, the least one where several are possible; `most`: the greatest, None where there is one.
     """
     nan = np.isnan(lower) & np.isnan(upper)
     lost = (~nan & ~(np.isfinite(lower) & np.isfinite(upper))).any(axis=2)
@@ -128,8 +132,10 @@ def uncertain_factor(
     high = np.where(np.isfinite(upper), upper, 0.0)
     same = low == high
     floor = least + np.int32(element.emin)
-    most = np.maximum(np.abs(low), np.abs(high))
-    exponent = np.where(most == 0.0, NOTHING, np.maximum(exponent_of(most), floor))
+    size = np.maximum(np.abs(low), np.abs(high))
+    # Alignment sees the exponent of the code, which for a subnormal one is that of the least normal number.
+    seen = (least if most is None else most) + np.int32(element.emin)
+    exponent = np.where(size == 0.0, NOTHING, np.maximum(exponent_of(size), seen))
     inner = np.where((low < 0) != (high < 0), 0.0, np.minimum(np.abs(low), np.abs(high)))
     coarse = np.maximum(exponent_of(inner), floor) - np.int32(element.mantissa_bits)
     place = np.where(same, np.where(low == 0.0, _FAR, place_of(low)), coarse)
@@ -267,6 +273,7 @@ def _errors(
         (_depths(left), _depths(right)),
     )
     reach = np.maximum(np.abs(begin_low), np.abs(begin_high))
+    start_is_zero = not np.any(reach)
     start_exponent = np.broadcast_to(exponent_of(np.asarray(reach)), size.shape)
     start_place = np.where(start_exponent <= NOTHING, _FAR, np.maximum(start_exponent, -126) - 23)
     error = (count + 1) * 2.0**-22 * size
@@ -282,7 +289,9 @@ def _errors(
             chain = count * last
             first = last
         half = last if nearest else 0.5 * last
-        found = np.maximum(chain, count * first + count * half)
+        # With an accumulator there is a join more: it may be added to the one chain, or to the last of many.
+        joined = 0.0 if start_is_zero else half
+        found = np.maximum(chain + joined, count * first + count * half)
         if fused:
             greatest = np.maximum(terms, exponent[-1])
             cut = greatest - np.int32(rules.fraction_bits)

@@ -11,7 +11,15 @@ from flamia_ref import _float32
 from flamia_ref.arithmetic.interval.tiles import Factor, uncertain_factor
 from flamia_ref.attention import sides
 from flamia_ref.attention.product import Operand
-from flamia_ref.formats import BF16, FORMATS, PRESETS, decode, encode_blocks
+from flamia_ref.formats import (
+    BF16,
+    FORMATS,
+    PRESETS,
+    ScalarFormat,
+    decode,
+    encode,
+    encode_blocks,
+)
 from flamia_ref.golden.envelope.ranges import Floats, Range, floats, rising, words
 
 Codes = NDArray[Any]
@@ -27,7 +35,7 @@ class Coded(NamedTuple):
             `low_scales` and `high_scales`.
         low_scales, high_scales: the least and the greatest scale.
         least, greatest: the values, scale included, as float64; NaN in both where only NaN is permitted.
-        power: [tiles, queries, keys] or a number: the exponent of the least scale.
+        power, top: [tiles, queries, keys] or a number: the exponents of the least and of the greatest scale.
     """
 
     low: Codes
@@ -37,6 +45,7 @@ class Coded(NamedTuple):
     least: Floats
     greatest: Floats
     power: Any
+    top: Any
 
     @property
     def values(self) -> Range:
@@ -58,13 +67,13 @@ def coded(
     and where."""
     element = FORMATS[sides.element(operand)]
     if operand.format not in PRESETS:
-        return _given(_scalar(x, operand, fold), codes, None, operand)
+        return _given(_scalar(x, operand, fold), codes, (None, None), operand)
     if x.certain and scales is None:
         low = sides.encoded_pairs(x.low, operand, fold)
         values = _values(low.codes, low.scales, element, operand)
         power = _power(low.scales, low.codes.shape)
-        found = Coded(low.codes, low.codes, low.scales, low.scales, values, values, power)
-        return _given(found, codes, low.scales, operand)
+        found = Coded(low.codes, low.codes, low.scales, low.scales, values, values, power, power)
+        return _given(found, codes, (low.scales, low.scales), operand)
     near, far = _magnitudes(x)
     first, last = (
         np.asarray(sides.encoded_pairs(one, operand, fold).scales) for one in (near, far)
@@ -88,27 +97,33 @@ def coded(
     if not np.array_equal(*chosen):
         low_codes = _ordered(low_codes, ends[1][2], element, np.less_equal)
         high_codes = _ordered(high_codes, ends[1][3], element, np.greater_equal)
-    power = _power(np.minimum(*chosen), x.low.shape)
-    found = Coded(low_codes, high_codes, first, last, least, greatest, power)
-    return _given(found, codes, chosen[0], operand)
+    far_apart = _repeat(np.abs(np.subtract(*(c.astype(np.int16) for c in chosen))) > 1, x.low.shape)
+    if far_apart.any():
+        # A scale between the two may hold what saturates under the one and is 0 under the other. No code stands for
+        # more than twice the value, which the least subnormal number does at most.
+        below, above = (2 * floats(end) for end in _after_fold(x, fold))
+        least = np.where(far_apart, np.fmin(below, 0.0), least)
+        greatest = np.where(far_apart, np.fmax(above, 0.0), greatest)
+        least_code, greatest_code = _ends_of(element)
+        low_codes = np.where(far_apart, np.where(below < 0, least_code, low_codes * 0), low_codes)
+        high_codes = np.where(
+            far_apart, np.where(above > 0, greatest_code, high_codes * 0), high_codes
+        )
+    power, top = (_power(pick(*chosen), x.low.shape) for pick in (np.minimum, np.maximum))
+    found = Coded(low_codes, high_codes, first, last, least, greatest, power, top)
+    return _given(found, codes, chosen, operand)
 
 
 def factor(coding: Coded, operand: Operand, *, over_queries: bool) -> Factor:
     """The left side of a product over keys, [tiles, queries, keys], or over queries, [tiles, keys, queries]."""
     element = FORMATS[sides.element(operand)]
-    least, greatest, power = (
-        coding.least,
-        coding.greatest,
-        np.broadcast_to(coding.power, coding.least.shape),
-    )
+    certain = coding.least is coding.greatest
+    parts = [coding.least, coding.greatest, coding.power, coding.top]
+    parts = [np.broadcast_to(part, coding.least.shape) for part in parts]
     if over_queries:
-        least, power = (np.ascontiguousarray(one.swapaxes(1, 2)) for one in (least, power))
-        greatest = (
-            least
-            if coding.least is coding.greatest
-            else np.ascontiguousarray(greatest.swapaxes(1, 2))
-        )
-    return uncertain_factor(least, greatest, power, element)
+        parts = [np.ascontiguousarray(part.swapaxes(1, 2)) for part in parts]
+    least, greatest, power, top = parts
+    return uncertain_factor(least, least if certain else greatest, power, element, top)
 
 
 def high_factor(x: Range) -> Factor:
@@ -128,19 +143,41 @@ def _scalar(x: Range, operand: Operand, fold: NDArray[np.uint8] | None) -> Coded
     anything = np.isnan(least) != np.isnan(greatest)
     if anything.any():
         least, greatest = np.where(anything, -np.inf, least), np.where(anything, np.inf, greatest)
-    return Coded(low, high, None, None, least, greatest, np.int32(_static(operand)))
+    power = np.int32(_static(operand))
+    return Coded(low, high, None, None, least, greatest, power, power)
 
 
-def _given(found: Coded, codes: Given, scales: Codes | None, operand: Operand) -> Coded:
+def _given(
+    found: Coded, codes: Given, scales: tuple[Codes | None, Codes | None], operand: Operand
+) -> Coded:
     """The codes that a kernel gave in place of what they may be, where it gave any; their permitted range stays."""
     if codes is None:
         return found
     bits, there = codes
-    values = _values(bits, scales, FORMATS[sides.element(operand)], operand)
-    least = np.where(there, values, found.least)
-    if there.all():
-        return found._replace(least=least, greatest=least)
-    return found._replace(least=least, greatest=np.where(there, values, found.greatest))
+    element = FORMATS[sides.element(operand)]
+    ends = [_values(bits, one, element, operand) for one in scales]
+    least = np.where(there, np.minimum(*ends), found.least)
+    greatest = np.where(there, np.maximum(*ends), found.greatest)
+    if np.array_equal(least, greatest, equal_nan=True):
+        greatest = least
+    return found._replace(least=least, greatest=greatest)
+
+
+def _after_fold(
+    x: Range, fold: NDArray[np.uint8] | None
+) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """The ends of values after the scales that they take over."""
+    if fold is None:
+        return x.low, x.high
+    k = fold.astype(np.int32) - np.int32(127)
+    moved = rising(lambda y: _float32.shift(y, k), x)
+    return moved.low, moved.high
+
+
+def _ends_of(element: ScalarFormat) -> tuple[Codes, Codes]:
+    """The codes of the least and of the greatest number of a format."""
+    least, greatest = encode(np.array([-np.inf, np.inf]), element, overflow="saturate")
+    return least, greatest
 
 
 def _under(

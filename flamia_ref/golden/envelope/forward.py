@@ -114,6 +114,19 @@ class ForwardEnvelope:
                 waiting.append(((*way, *[False] * (at - len(way)), True), decisions > at))
         if found is not None:
             self._note(tiles, bounds, found, lost)
+        if lost.any():
+            self._forget(tiles, keys, lost)
+
+    def _forget(self, tiles: QueryTiles, keys: list[_Keys], rows: Flags) -> None:
+        """Permit anything of the pairs of rows whose decisions were not all followed."""
+        name, block = self.names[Use.O_P], self._block_step()
+        for of in keys:
+            for stage, step in (
+                ("p", (1, 1)),
+                (f"{name}.codes", (1, 1)),
+                (f"{name}.scales", block),
+            ):
+                self.record.forget(stage, tiles, of.key_start, ~of.skipped, rows, tiles.keys, step)
 
     def _keys(self, tiles: QueryTiles, bounds: Any, begin: Any, end: Any, step: int) -> _Keys:
         run, recipe = self.run, self.recipe

@@ -11,10 +11,19 @@ from numpy.typing import NDArray
 from flamia_ref import _float32
 from flamia_ref.golden.cases import CaseSpec
 from flamia_ref.golden.envelope.ranges import Range, hull
-from flamia_ref.golden.stage import Place
+from flamia_ref.golden.stage import Place, View
 
 Bits = NDArray[Any]
 
+
+_EXTREMES = {
+    View.F32: (0xFF800000, 0x7F800000),
+    View.BF16: (0xFF80, 0x7F80),
+    View.F8_E4M3: (0xFE, 0x7E),
+    View.F4_E2M1: (0xF, 0x7),
+    View.F8_E8M0: (0, 254),
+    View.F8_UE4M3: (0, 0x7E),
+}
 
 PAIR = "row_max and row_sum"
 """Not the name of a tensor: where the two together are permitted."""
@@ -115,6 +124,31 @@ class Record:
             of = self._of(name)
             chosen = None if rows is None else rows[at][mine[0]]
             self._merge(of, theirs, low[at][mine], high[at][mine], nan[at][mine], chosen)
+
+    def forget(
+        self,
+        stage: str,
+        tiles: Any,
+        key_start: Any,
+        worked: NDArray[np.bool_],
+        rows: NDArray[np.bool_],
+        columns: int,
+        step: tuple[int, int] = (1, 1),
+    ) -> None:
+        """Note that anything is permitted of some rows [tiles, rows] of a stage."""
+        if not self.wants(stage):
+            return
+        shape = (rows.shape[1] // step[0], columns // step[1])
+        chosen = np.asarray(rows.reshape(len(rows), shape[0], step[0]).any(axis=2))
+        for at, (name, mine, theirs) in enumerate(
+            self._cuts(stage, tiles, key_start, *shape, step)
+        ):
+            if not worked[at] or name not in self.wanted or not chosen[at].any():
+                continue
+            of, pick = self._of(name), chosen[at][mine[0]][:, None]
+            for part, end in zip(of[:2], _EXTREMES[self.places[name].stage.view], strict=True):
+                part[theirs] = np.where(pick, part.dtype.type(end), part[theirs])
+            of.nan[theirs] |= pick
 
     # Rows, [tiles, rows, ...], of tensors that hold all tokens.
 

@@ -93,7 +93,8 @@ def test_rows_of_the_next_document_show_in_the_scales_of_the_last_block() -> Non
     assert "the next document's tokens" in found[0].sentence
 
 
-@pytest.mark.parametrize("recipe", [FOLDED, pytest.param("bf16-fa4", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("recipe", [FOLDED, "bf16-fa4"])
 def test_rows_of_the_next_document_show_in_the_gradients(recipe: str) -> None:
     case = case_of("stale", recipe)
     _, found = diagnosed(case, with_rows_of_the_next_document(case), final=True)
