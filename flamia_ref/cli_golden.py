@@ -361,9 +361,13 @@ def _migrate(options: argparse.Namespace) -> Result:
 def _export(options: argparse.Namespace) -> Result:
     from flamia_ref.golden import load
     from flamia_ref.golden.flashinfer import export_flashinfer
+    from flamia_ref.golden.replacing import require_outside_packs
 
     pack = load(options.folder)
     target = Path(options.flashinfer)
+    if os.path.realpath(target) == os.path.realpath(options.folder):
+        raise ValueError(f"{target} is the pack itself; choose another folder")
+    require_outside_packs(target)
     if os.path.lexists(target) and not options.force:
         raise ValueError(
             f"{target} exists; choose another folder, or write over what is in it with --force"
@@ -405,6 +409,8 @@ def _require_reports(options: argparse.Namespace) -> None:
                 raise ValueError(f"--{other} and --{form} are both to be {file}; give two names")
         _require_outside(file, options)
         path = Path(file)
+        if path.is_fifo():
+            raise ValueError(f"{file} is a pipe, which nobody may be reading; give a file")
         if path.is_file() and not options.force and not _is_ours(path, form):
             raise ValueError(
                 f"{file} exists and is no earlier {form} report of flamia-ref; choose another name, or "

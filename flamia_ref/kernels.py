@@ -73,6 +73,10 @@ class KernelError(ValueError):
     """A kernel could not be found, could not be called, or failed."""
 
 
+class KernelFailed(KernelError):
+    """A kernel raised on a case, or returned no dict."""
+
+
 class Unsupported(KernelError):
     """A case has an input that the kernel does not take. `note` says which: "takes no sink"."""
 
@@ -187,18 +191,19 @@ def call(
     `case` names the case in errors. The kernel gets `always` whether it names them or not, and must
     take what is `needed`.
 
-    Raises KernelError where the kernel cannot take the keywords of the protocol, fails, or does not
-    return a dict, and Unsupported where it does not take what is needed.
+    Raises KernelError where the kernel cannot take the keywords of the protocol, its subclass
+    KernelFailed where it fails or does not return a dict, and Unsupported where it does not take what is
+    needed.
     """
     name = name_of(kernel)
-    with guarded(f"kernel {name} failed in case {case}"):
+    with guarded(f"kernel {name} failed in case {case}", KernelFailed):
         taken = _taken(kernel, keywords, name=name, positional=len(tensors), always=tuple(always))
         for keyword in needed:
             if keyword not in taken:
                 raise Unsupported(name, f"takes no {keyword}", case)
         results = kernel(*tensors, **taken)
         if not isinstance(results, Mapping) or not all(isinstance(key, str) for key in results):
-            raise KernelError(
+            raise KernelFailed(
                 f"kernel {name} returned {shown(type(results).__name__)} in case {case}; it must "
                 'return a dict with "out", "lse" and any stages, by name'
             )

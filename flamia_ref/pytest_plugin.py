@@ -155,9 +155,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _check_folder(file: str | None) -> None:
-    """Refuse a file in a folder that is not there before hours of tests, not after them."""
+    """Refuse a file in a folder that is not there, or in a pack, before hours of tests, not after them."""
     if file is not None and not os.path.isdir(os.path.dirname(file) or "."):
         raise ValueError(f"cannot write {file}: there is no folder {os.path.dirname(file)}")
+    if file is not None:
+        from pathlib import Path
+
+        from flamia_ref.golden.replacing import require_outside_packs
+
+        require_outside_packs(Path(file))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -26,7 +26,7 @@ from flamia_ref.golden.pack import Case, Pack, load
 from flamia_ref.golden.recipes import provenance
 from flamia_ref.golden.stage import Role, View
 from flamia_ref.golden.verdicts import Verdict
-from flamia_ref.kernels import Unsupported
+from flamia_ref.kernels import KernelFailed, Unsupported
 from flamia_ref.report.model import CaseResult, Diagnosis, Difference, Report, Status, TensorResult
 
 Progress = Callable[[int, int, str], None]  # cases done, cases in all, the name of the next one
@@ -63,7 +63,8 @@ def check(
     then those of that instruction, and nothing else changes.
 
     Raises ValueError or TypeError for a damaged pack, for results without any stage or output, for
-    results that are the pack itself, for patterns that no case has, and where the kernel fails.
+    results that are the pack itself, for patterns that no case has, and where the kernel fails on every
+    case.
     """
     if not isinstance(pack, Pack | Case):
         pack = load(pack)
@@ -79,15 +80,29 @@ def check(
         case.verify()  # a kernel may run for hours
     compared = []
     kept: dict[str, Given] = {}
+    failures: list[KernelFailed] = []
     for done, case in enumerate(results.cases):
         if progress is not None:
             progress(done, len(results.cases), case.name)
-        found, given = _case(
-            case, results, repeats=repeats, diagnose=diagnose, instruction=instruction
-        )
+        try:
+            found, given = _case(
+                case, results, repeats=repeats, diagnose=diagnose, instruction=instruction
+            )
+        except KernelFailed as error:  # the other cases are compared all the same
+            failures.append(error)
+            given, note = None, str(error)
+            found = CaseResult(
+                name=case.name,
+                status=Status.FAILED,
+                why=case.spec.why,
+                flags=case.spec.flags,
+                note=note,
+            )
         compared.append(_with_command(found, pack, results.subject, instruction))
         if given is not None:
             kept[case.name] = _outputs(given)
+    if failures and not any(one.status is not Status.FAILED for one in compared):
+        raise failures[0]
     compared = _with_leaks(results.cases, compared, kept)
     skipped = [name for name in known if name not in {case.name for case in results.cases}]
     left_out = (f"cases not compared: {', '.join(skipped)}",) if skipped else ()
@@ -193,8 +208,7 @@ def _compared(
     whole = _whole(case, given) | handed
     diagnoses: tuple[Diagnosis, ...] = ()
     if diagnose and departed is not None and departed.name in aligned:
-        failing = judged[departed.name].failing
-        diagnoses = named_mistakes(case, aligned, departed.name, failing=failing)
+        diagnoses = _diagnoses(case, aligned, judged, departed.name)
     return CaseResult(
         name=case.name,
         status=_first_status(compared),
@@ -207,6 +221,27 @@ def _compared(
         note="" if _has_backward(case, given) else _FORWARD_ONLY,
         **known,
     )
+
+
+def _diagnoses(
+    case: Case, aligned: Mapping[str, Aligned], judged: Mapping[str, Verdict], first: str
+) -> tuple[Diagnosis, ...]:
+    """The known mistakes that explain what departs first; where that is an output, another output may say it."""
+    asked = [first]
+    if case.places[first].stage.role is Role.OUTPUT:
+        later = [
+            name
+            for name, verdict in judged.items()
+            if name != first
+            and case.places[name].stage.role is Role.OUTPUT
+            and verdict.failing.any()
+        ]
+        asked += later[:2]
+    for name in asked:
+        found = named_mistakes(case, aligned, name, failing=judged[name].failing)
+        if found:
+            return found
+    return ()
 
 
 def _first_status(tensors: Sequence[TensorResult]) -> Status:
@@ -371,12 +406,18 @@ def _tensor(
     }
     if count == 0:
         return TensorResult(status=Status.PASS, note=verdict.note, **known)
-    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(failing)), failing.shape))
+    status = _status(one, verdict)
+    shown_first = _nan_apart(one) & failing if status is Status.NAN_PATTERN else failing
+    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(shown_first)), failing.shape))
     masked = place.stage.masked_optional and not visible_pairs(case.spec, place)[index[-2:]]
-    notes = ["in a masked pair, where 0, -inf or NaN would do too"] if masked else []
+    notes = (
+        ["in a masked pair, where 0, NaN, -inf or any number up to -1e4 would do too"]
+        if masked
+        else []
+    )
     notes += [verdict.note] if verdict.note else []
     return TensorResult(
-        status=_status(one, verdict),
+        status=status,
         first=_first(case, name, index, aligned),
         heat_map=spread.heat_map(case, place, failing),
         note="; ".join(notes),
@@ -403,13 +444,17 @@ def _status(one: Aligned, verdict: Verdict) -> Status:
     """What is wrong with a tensor that has failing elements."""
     failing = verdict.failing
     if one.view in _FLOATS:
-        nan = np.isnan(one.values(one.actual)) != np.isnan(one.values(one.expected))
-        if (nan & failing).any():
+        if (_nan_apart(one) & failing).any():
             return Status.NAN_PATTERN
         return Status.OUTSIDE_ENVELOPE if verdict.judged else Status.BIT_MISMATCH
     if spread.permuted(one, failing):
         return Status.LAYOUT
     return Status.BIT_MISMATCH
+
+
+def _nan_apart(one: Aligned) -> Any:
+    """Where one side is NaN and the other is not."""
+    return np.isnan(one.values(one.actual)) != np.isnan(one.values(one.expected))
 
 
 def _unknown(name: str, case: Case) -> TensorResult:

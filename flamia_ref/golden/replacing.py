@@ -40,11 +40,19 @@ def require_free(target: Path, *, force: bool) -> None:
     """
     if not target.parent.is_dir():
         raise ValueError(f"there is no folder {target.parent} to write {target.name} in; make it")
+    require_outside_packs(target)
     if not os.path.lexists(target):
         return
     _require_replaceable(target)
     if not force:
         raise ValueError(f"{target} exists; choose another folder, or replace it with --force")
+
+
+def require_outside_packs(target: Path) -> None:
+    """Require that what is written at `target` does not become part of a pack: raises ValueError where it would."""
+    for folder in Path(os.path.realpath(target)).parents:
+        if (folder / FILE_NAME).is_file() and _belonging(folder / FILE_NAME) is not None:
+            raise ValueError(f"{target} lies in the pack {folder}; choose a place outside it")
 
 
 def _require_replaceable(target: Path) -> None:

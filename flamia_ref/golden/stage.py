@@ -62,11 +62,11 @@ TRANSPOSED_TILES = ("channel_tiles", "token_block_tiles", "bytes")
 class Stage:
     """A step of the dataflow.
 
-    `axes` name the dimensions (see `shape`). `parents` are the stages it is computed from.
-    `scales` names the stage that holds the scales of these codes. `masked_optional`: a kernel may
-    skip masked pairs; zero, -infinity or NaN there says that it did. `backward`: it belongs to the
-    backward, which a kernel need not have. `block`: channels to a block, of codes, of the scales of
-    such blocks, and of their tiles. `needs` names the field of a case without which the case has no
+    `axes` name the dimensions (see `shape`). `parents` are the stages it is computed from. `scales`
+    names the stage that holds the scales of these codes. `masked_optional`: a kernel may skip masked
+    pairs; zero, NaN, -infinity or any number up to -1e4 there says that it did. `backward`: it belongs
+    to the backward, which a kernel need not have. `block`: channels to a block, of codes, of the scales
+    of such blocks, and of their tiles. `needs` names the field of a case without which the case has no
     such tensor.
     """
 

@@ -89,13 +89,9 @@ class GoldenCase:
         try:
             report = golden.check(self.case, actual, **how)
         except kernels.Unsupported as error:
-            skipped = CaseResult(name=self.case.name, status=Status.SKIPPED, note=error.note)
-            report = Report(
-                pack=str(self.case.folder),
-                subject=kernels.name_of(actual),
-                numerics_version=self.case.numerics_version,
-                cases=(skipped,),
-            )
+            report = self._without_results(actual, Status.SKIPPED, error.note)
+        except kernels.KernelFailed as error:
+            report = self._without_results(actual, Status.FAILED, str(error))
         except (ValueError, TypeError) as error:
             raise _Failed(str(error), pytrace=False) from None
         self._reports.append(report)
@@ -103,9 +99,28 @@ class GoldenCase:
         self._note(result)
         if report.status is Status.SKIPPED:
             raise pytest.skip.Exception(result.note or "the kernel takes no such case")
+        if report.status is Status.FAILED:  # no failure that a file can expect: nothing was judged
+            raise _Failed(result.note, pytrace=False)
         if not report.passed:
             raise CaseFailed(f"{headline(result)}\n{report}", pytrace=False)
         return report
+
+    def _without_results(self, kernel: Any, status: Status, note: str) -> Report:
+        from flamia_ref import kernels
+
+        result = CaseResult(
+            name=self.case.name,
+            status=status,
+            why=self.case.spec.why,
+            flags=self.case.spec.flags,
+            note=note,
+        )
+        return Report(
+            pack=str(self.case.folder),
+            subject=kernels.name_of(kernel),
+            numerics_version=self.case.numerics_version,
+            cases=(result,),
+        )
 
     def _note(self, result: CaseResult) -> None:
         """Record what JUnit files then hold as properties of the test."""
@@ -123,7 +138,7 @@ def headline(result: CaseResult) -> str:
     """Return on one line what is wrong first: the tensor, the place, code and scale, the diagnosis."""
     first = result.first
     if first is None:
-        return f"{result.name}: {result.status}"
+        return f"{result.name}: {result.status}" + (f"; {result.note}" if result.note else "")
     parts = [f"{first.name}: {first.status}"]
     if first.differing:
         parts[0] += f", {first.differing} of {first.elements} elements"

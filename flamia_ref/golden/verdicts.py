@@ -105,8 +105,20 @@ def consistent(
     outputs = {
         name: one for name, one in aligned.items() if case.places[name].stage.role is Role.OUTPUT
     }
-    alone = judge(case, outputs, instruction=instruction)
-    return not any(verdict.failing.any() for verdict in alone.values())
+    # The forward first: where it fails the backward, which costs more, need not be asked.
+    for backward in (False, True):
+        part = {
+            name: one
+            for name, one in outputs.items()
+            if backward or not case.places[name].stage.backward
+        }
+        if any(
+            verdict.failing.any() for verdict in judge(case, part, instruction=instruction).values()
+        ):
+            return False
+        if len(part) == len(outputs):
+            break
+    return True
 
 
 def _concerns(schedule: "Schedule", stages: Set[str]) -> bool:

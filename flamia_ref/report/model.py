@@ -20,6 +20,7 @@ class Status(StrEnum):
     MISSING = "missing"  # an output, or a whole case, was not given
     NONDETERMINISTIC = "nondeterministic"  # two calls on the same inputs gave different bits
     LEAK = "leak"  # twins of the pack differ where they may not
+    FAILED = "failed"  # the kernel raised, or returned no results
     UNKNOWN = "unknown tensor"  # a name that is no tensor of the case
     SKIPPED = "skipped"  # the kernel takes no such input as the case has; neither passed nor failed
 

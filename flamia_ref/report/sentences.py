@@ -25,6 +25,7 @@ MEANINGS: Mapping[Status, str] = MappingProxyType(
         Status.MISSING: "an output, or the whole case, was not given",
         Status.NONDETERMINISTIC: "two calls on the same inputs gave different bits (--repeats)",
         Status.LEAK: "two cases that differ in hidden tokens alone gave different bits",
+        Status.FAILED: "the kernel raised, or returned no results",
         Status.UNKNOWN: "a tensor was given that the case has not",
         Status.SKIPPED: "the kernel does not take what the case needs; neither passed nor failed",
     }
@@ -112,7 +113,9 @@ def tensor(one: TensorResult) -> str:
     if one.differing:
         parts.append(f"{one.differing} of {one.elements} elements")
     if one.inside:
-        parts.append(f"{one.inside} of them inside the envelope")
+        parts.append(
+            f"{failing(one)} of them outside" if failing(one) else "all inside the envelope"
+        )
     if one.largest is not None:
         parts.append(f"largest difference {one.largest:.6g}")
     if steps(one):

@@ -348,3 +348,10 @@ def test_bad_requests_are_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no folder"):
         golden.make(tmp_path / "no" / "pack", suite="tiny")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_into_a_pack(pack: Path) -> None:
+    before = {path: path.read_bytes() for path in pack.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="lies in the pack"):
+        golden.make(pack / "inside", suite="tiny")
+    assert {path: path.read_bytes() for path in pack.rglob("*") if path.is_file()} == before

@@ -447,3 +447,54 @@ def aligned(case: golden.Case, name: str, x: Any) -> Aligned:
 
 
 STORED = {"uint16": "U16", "float32": "F32"}
+
+
+def test_a_kernel_that_fails_on_one_case_is_judged_on_the_others(made: Path) -> None:
+    pack = golden.load(made)
+    first = next(iter(pack))
+
+    def kernel(q, k, v, *, cu_seqlens, causal, softmax_scale, dout=None, trace=(), **_):  # type: ignore[no-untyped-def]
+        if len(q) == first.spec.tokens:
+            raise RuntimeError("launch failed")
+        return numpy_kernel(
+            q,
+            k,
+            v,
+            cu_seqlens=cu_seqlens,
+            causal=causal,
+            softmax_scale=softmax_scale,
+            dout=dout,
+            trace=trace,
+        )
+
+    report = golden.check(pack, kernel)
+    found = {case.name: case for case in report.cases}
+    assert found[first.name].status is Status.FAILED
+    assert "RuntimeError: launch failed" in found[first.name].note
+    assert [case.status for case in report.cases if case.name != first.name] == [Status.PASS]
+    assert report.exit_code == 1
+    # Alone there is nothing else to say: it is an error.
+    with pytest.raises(ValueError, match="launch failed"):
+        golden.check(first, kernel)
+
+
+@pytest.mark.parametrize(
+    ("value", "passes"), [(-1e30, True), (-1e4, True), (-9999.0, False), (1.25, False)]
+)
+def test_what_stands_for_a_masked_score(made: Path, value: float, passes: bool) -> None:
+    case = next(iter(golden.load(made)))
+    given = results(case)
+    given["s.2"] = np.where(
+        np.tril(np.ones(given["s.2"].shape[1:], bool)), given["s.2"], np.float32(value)
+    )
+    assert golden.check(case, {case.name: given}, diagnose=False).passed is passes
+
+
+def test_axes_in_another_order_are_a_layout(made: Path) -> None:
+    case = next(iter(golden.load(made)))
+    given = results(case)
+    given["out"] = np.ascontiguousarray(given["out"].swapaxes(0, 1))
+    (found,) = golden.check(case, {case.name: given}, diagnose=False).cases
+    (out,) = (one for one in found.tensors if one.name == "out")
+    assert out.status is Status.LAYOUT
+    assert "[heads, tokens, head_dim]" in out.note

@@ -1236,9 +1236,9 @@ inline TensorResult compared(const Spec& spec, const Entry& entry, const Array& 
     const bool half = entry.view == "BF16" && !widened;
     const bool real = half || widened || entry.view == "F32";
     const auto is_nan = [&](std::uint64_t bits) { return half ? (bits & 0x7fff) > 0x7f80 : (bits & 0x7fffffff) > 0x7f800000; };
-    const auto is_skipped = [&](std::uint64_t bits) {  // 0, -infinity or NaN: not computed
-        return half ? (bits & 0x7fff) == 0 || bits == 0xff80 || is_nan(bits)
-                    : (bits & 0x7fffffff) == 0 || bits == 0xff800000 || is_nan(bits);
+    const auto is_skipped = [&](std::uint64_t bits) {  // 0, NaN, or -1e4 and less, down to -infinity: not computed
+        return half ? (bits & 0x7fff) == 0 || (bits >= 0xc61d && bits <= 0xff80) || is_nan(bits)
+                    : (bits & 0x7fffffff) == 0 || (bits >= 0xc61c4000 && bits <= 0xff800000) || is_nan(bits);
     };
     const bool optional = among(entry.stage, {"s", "dp"});
     for (std::uint64_t i = 0; i < result.elements; ++i) {
