@@ -365,7 +365,8 @@ def test_inputs_beside_the_results_are_compared_too(case: golden.Case) -> None:
 def test_shapes_and_types(case: golden.Case) -> None:
     good = results(case)
     bad: dict[str, tuple[Any, Status]] = {
-        "lse": (good["lse"].T, Status.SHAPE),
+        "lse": (good["lse"].T, Status.LAYOUT),  # the right elements, its axes in another order
+        "dq": (good["dq"][:, :1], Status.SHAPE),
         "row_sum": (good["row_sum"].astype(np.float64), Status.DTYPE),
         "q.codes": (good["q.codes"].astype(np.int8), Status.DTYPE),
         "q.scales": (good["q.scales"][1:], Status.SHAPE),

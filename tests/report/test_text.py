@@ -22,7 +22,7 @@ bit mismatch   real.flamia-mxfp8-folded  (4 tensors, 58588 elements)
       first code under it: expected 0x63 (44.0), actual 0x63 (44.0)
     diagnosis: one scale byte of V is too large by one (explains 9 of the 10 elements that fail in v.scales)
     v.scales: bit mismatch, 10 of 151 elements, largest difference 0.000976562, 2 steps of the format
-    out: outside envelope, 9321 of 28992 elements, 9000 of them inside the envelope, largest difference 0.386719, \
+    out: outside envelope, 9321 of 28992 elements, 321 of them outside, largest difference 0.386719, \
 4 steps of the format, envelope 0.00051 of the rms wide, 77 ambiguous
     differ from the pack, inside the envelope of their inputs (its mean width over the rms): lse (3.4e-07)
     not consistent: no way that the recipe permits leads from the inputs to these outputs
