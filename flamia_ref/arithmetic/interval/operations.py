@@ -53,7 +53,9 @@ _MONOTONE = {
     ("reciprocal", "correct"),
     ("tanh", "correct"),
 }
-_DIPS = {("tanh", "mufu.sm90"): 114}
+TANH_DIP = 114
+"""How many float32 "mufu.sm90"'s tanh falls, at most, below what it reached before: of all inputs."""
+_DIPS = {("tanh", "mufu.sm90"): TANH_DIP}
 """How many float32 a function that is not monotone falls, at most, below what it reached before."""
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from flamia_ref import _float32
 from flamia_ref.arithmetic.instructions import Instruction
+from flamia_ref.arithmetic.interval.operations import TANH_DIP
 from flamia_ref.arithmetic.interval.tiles import Ends
 from flamia_ref.attention import backward_tile, forward_tile, row_end, sides, softmax
 from flamia_ref.attention.backward_pass import BackwardRun
@@ -37,7 +38,6 @@ from flamia_ref.golden.envelope.ranges import (
 from flamia_ref.golden.envelope.record import Record, taken
 from flamia_ref.packing import PairOrder, TilePairs, guarded_blocks, passes, tile_pairs
 
-_TANH_DIP = 114
 Place = tuple[int, int, int]
 Sums = dict[str, dict[Place, Ends]]
 
@@ -234,7 +234,7 @@ class BackwardEnvelope:
     def _with_cap(self, s: Range) -> Range:
         run = self.run
         scores = rising(lambda x: softmax.scores(x, run.factors, self.recipe.softmax)[0], s)
-        return stepped(scores, _TANH_DIP) if run.factors.cap is not None else scores
+        return stepped(scores, TANH_DIP) if run.factors.cap is not None else scores
 
     def _pair(
         self, pairs: TilePairs, values: _Rows, sums: Sums, kept: set[str], *, note: bool
@@ -359,7 +359,7 @@ class BackwardEnvelope:
         def tanh(x: Any) -> Any:
             return softmax.scores(x, run.factors, self.recipe.softmax)[1]
 
-        t = stepped(rising(tanh, s), _TANH_DIP)
+        t = stepped(rising(tanh, s), TANH_DIP)
 
         def factor(x: Any) -> Any:
             return _float32.fma(_float32.negate(x), x, _float32.ONE)

@@ -166,7 +166,7 @@ def _given(
 def _after_fold(
     x: Range, fold: NDArray[np.uint8] | None
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """The ends of values after the scales that they take over."""
+    """The ends of values after the scales that they take over, which round where they leave subnormals."""
     if fold is None:
         return x.low, x.high
     k = fold.astype(np.int32) - np.int32(127)
@@ -184,12 +184,10 @@ def _under(
     x: Range, scales: Codes, operand: Operand, fold: NDArray[np.uint8] | None
 ) -> tuple[Floats, Floats, Codes, Codes]:
     """The least and the greatest value, and their codes, under certain scales: by the quantizer's own encoder."""
-    if fold is not None:  # rounds where it leaves subnormals
-        k = fold.astype(np.int32) - np.int32(127)
-        x = rising(lambda y: _float32.shift(y, k), x)
+    least_x, greatest_x = _after_fold(x, fold)
     preset = PRESETS[operand.format]
-    low = encode_blocks(x.low, scales, preset, operand.block)
-    high = low if x.certain else encode_blocks(x.high, scales, preset, operand.block)
+    low = encode_blocks(least_x, scales, preset, operand.block)
+    high = low if x.certain else encode_blocks(greatest_x, scales, preset, operand.block)
     least = _values(low, scales, preset.element, operand)
     greatest = least if x.certain else _values(high, scales, preset.element, operand)
     return least, greatest, low, high

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from flamia_ref import _float32
 from flamia_ref.arithmetic.instructions import Instruction
+from flamia_ref.arithmetic.interval.operations import TANH_DIP
 from flamia_ref.arithmetic.interval.tiles import Ends, Factor
 from flamia_ref.attention import forward_tile, row_end, sides, softmax
 from flamia_ref.attention.forward_pass import ForwardRun
@@ -36,7 +37,6 @@ from flamia_ref.golden.envelope.record import Record, taken
 from flamia_ref.packing import QueryTiles, guarded_blocks, query_tiles
 
 Flags = NDArray[np.bool_]
-_TANH_DIP = 114  # float32 by which mufu's tanh falls back, at most
 _MOST_WAYS = 24  # through decisions that may go either way, a batch of query tiles
 
 
@@ -282,7 +282,7 @@ class ForwardEnvelope:
         """The scores that c multiplies."""
         run, knobs = self.run, self.recipe.softmax
         scores = rising(lambda x: softmax.scores(x, run.factors, knobs)[0], s)
-        return stepped(scores, _TANH_DIP) if run.factors.cap is not None else scores
+        return stepped(scores, TANH_DIP) if run.factors.cap is not None else scores
 
     def _advanced(
         self,
@@ -491,7 +491,7 @@ def any_tree(terms: Range, begin: Ends) -> Ends:
 def _grid_of(low: Any, high: Any, start_low: Any, start_high: Any) -> Any:
     from flamia_ref.arithmetic.interval.terms import place_of, power
 
-    place = np.where(low == high, place_of(low), np.where(low == high, 0, -1000))
+    place = np.where(low == high, place_of(low), -1000)
     begin = np.where(start_low == start_high, place_of(start_low), -1000)
     return power(np.clip(np.minimum(place.min(axis=-1, initial=4000), begin), -1000, 900))
 
