@@ -19,7 +19,7 @@ from flamia_ref.attention.knobs import DeltaSum
 from flamia_ref.attention.product import Operand, Use
 from flamia_ref.attention.stages import pair_names
 from flamia_ref.golden.envelope import coding, contraction
-from flamia_ref.golden.envelope.forward import any_tree, unknown
+from flamia_ref.golden.envelope.forward import any_tree, scores_of, unknown
 from flamia_ref.golden.envelope.ranges import (
     HIGHEST,
     LOWEST,
@@ -216,7 +216,7 @@ class BackwardEnvelope:
 
     def _p(self, s: Range, visible: Any, base: Any) -> Range:
         run, recipe = self.run, self.recipe
-        scores = self._with_cap(s)
+        scores = scores_of(s, self.run.factors, self.recipe.softmax)
 
         def at(x: Any) -> Any:
             return backward_tile.pair_probabilities(x, visible, base, run.factors.c, recipe)
@@ -230,11 +230,6 @@ class BackwardEnvelope:
         if lost.any():
             low, high = np.where(lost, LOWEST, low), np.where(lost, HIGHEST, high)
         return Range(low, high, (p.nan | lost) & visible)
-
-    def _with_cap(self, s: Range) -> Range:
-        run = self.run
-        scores = rising(lambda x: softmax.scores(x, run.factors, self.recipe.softmax)[0], s)
-        return stepped(scores, TANH_DIP) if run.factors.cap is not None else scores
 
     def _pair(
         self, pairs: TilePairs, values: _Rows, sums: Sums, kept: set[str], *, note: bool

@@ -14,6 +14,7 @@ from flamia_ref.arithmetic.interval.operations import TANH_DIP
 from flamia_ref.arithmetic.interval.tiles import Ends, Factor
 from flamia_ref.attention import forward_tile, row_end, sides, softmax
 from flamia_ref.attention.forward_pass import ForwardRun
+from flamia_ref.attention.knobs import Softmax
 from flamia_ref.attention.product import Accumulation, TileOrder, Use
 from flamia_ref.attention.stages import pair_names
 from flamia_ref.golden.envelope import coding, contraction
@@ -203,7 +204,7 @@ class ForwardEnvelope:
         rows: Flags | None,
     ) -> _State:
         recipe, knobs = self.recipe, self.recipe.softmax
-        scores = self._with_cap(of.s)
+        scores = scores_of(of.s, self.run.factors, self.recipe.softmax)
         whole = tiles.keys == recipe.tiles.key
         new, factor, open_, lost = self._advanced(scores, of.visible, state, first, whole, way)
         base = rising(lambda x: softmax.base_of(x, knobs), new)
@@ -277,12 +278,6 @@ class ForwardEnvelope:
     def _block_step(self) -> tuple[int, int]:
         block = self.recipe.o.left.block
         return (1, 1) if block is None else (int(block[0]), int(block[1]))
-
-    def _with_cap(self, s: Range) -> Range:
-        """The scores that c multiplies."""
-        run, knobs = self.run, self.recipe.softmax
-        scores = rising(lambda x: softmax.scores(x, run.factors, knobs)[0], s)
-        return stepped(scores, TANH_DIP) if run.factors.cap is not None else scores
 
     def _advanced(
         self,
@@ -486,6 +481,12 @@ def any_tree(terms: Range, begin: Ends) -> Ends:
     total_low, total_high = np.where(lost, -np.inf, total_low), np.where(lost, np.inf, total_high)
     total_low, total_high = _outward(total_low, total_high)
     return Ends(np.where(only, np.nan, total_low), np.where(only, np.nan, total_high), lost | only)
+
+
+def scores_of(s: Range, factors: softmax.Factors, knobs: Softmax) -> Range:
+    """The scores that c multiplies."""
+    scores = rising(lambda x: softmax.scores(x, factors, knobs)[0], s)
+    return stepped(scores, TANH_DIP) if factors.cap is not None else scores
 
 
 def _grid_of(low: Any, high: Any, start_low: Any, start_high: Any) -> Any:
