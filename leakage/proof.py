@@ -61,7 +61,7 @@ def prove(
         head_dim: channels of q and k.
         heads, kv_heads: of q, of k and v.
         causal, window, alignment, softcap, softmax_scale: as in `attention.forward`.
-        backward: whether gradients are analysed too.
+        backward: whether gradients are analysed too, where there are any.
         strict: whether nothing is assumed of values: then what a NaN or an infinity in a token reaches is found too.
         lengths_k: tokens of each document's keys, where they are others.
         value_dim: channels of v, head_dim by default.
@@ -96,6 +96,7 @@ def prove(
     report(0, 3, "tracing the program")
     if isinstance(recipe_or_function, Recipe | str):
         recipe = chosen_recipe(recipe_or_function)
+        backward = backward and recipe.has_backward
         program = programs.of_recipe(recipe, shapes, with_backward=backward)
         subject = {"recipe": recipe.name, "data": recipe.to_json()}
     elif callable(recipe_or_function):

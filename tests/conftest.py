@@ -20,6 +20,10 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(1 << 30))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
+# Hundreds of processes of the tests import the package: the first of them keeps what it compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread a worker. XLA on CPU sizes its pools by NPROC (measured with jaxlib 0.10.2, where
     # neither --xla_cpu_multi_thread_eigen nor intra_op_parallelism_threads has any effect).

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from flamia_ref.arithmetic.products import matmul_bits as matmul_bits
     from flamia_ref.arithmetic.special import SPECIAL_MODELS as SPECIAL_MODELS
     from flamia_ref.arithmetic.special import SpecialModel as SpecialModel
+    from flamia_ref.arithmetic.special import exp as exp
     from flamia_ref.arithmetic.special import exp2 as exp2
+    from flamia_ref.arithmetic.special import log as log
     from flamia_ref.arithmetic.special import log2 as log2
     from flamia_ref.arithmetic.special import reciprocal as reciprocal
     from flamia_ref.arithmetic.special import tanh as tanh
@@ -37,6 +39,15 @@ else:
             "order": ["Order"],
             "products": ["fused_dot", "matmul", "matmul_bits"],
             "reductions": [],
-            "special": ["SPECIAL_MODELS", "SpecialModel", "exp2", "log2", "reciprocal", "tanh"],
+            "special": [
+                "SPECIAL_MODELS",
+                "SpecialModel",
+                "exp",
+                "exp2",
+                "log",
+                "log2",
+                "reciprocal",
+                "tanh",
+            ],
         },
     )

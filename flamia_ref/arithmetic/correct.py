@@ -60,7 +60,7 @@ _TINY = 127 - 25  # the biased exponent of 2^-25
 
 
 @functools.cache
-def _roots() -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+def roots() -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """2^(j/256) and 2^(k/65536) for j, k < 256, rounded to multiples of 2^-63: uint64."""
     one = 1 << _ROOT_PRECISION
     roots = [2 * one]
@@ -82,7 +82,7 @@ def power_of_fraction(position: Array, rest: Array) -> Array:
     `position` (int32, below 2^16) and `rest` (uint64, below 2^32) broadcast against each other.
     Called with 64-bit types in scope.
     """
-    coarse, fine = _roots()
+    coarse, fine = roots()
     upper_index = _backend.gather(coarse, position >> 8)
     scale = high(upper_index, _backend.gather(fine, position & 255))
     first = rest * np.uint64(_LN2 >> 32) + ((rest * np.uint64(_LN2 & 0xFFFFFFFF)) >> np.uint64(32))

@@ -258,6 +258,18 @@ REDUCTIONS = Registry(
             ),
         ),
         (
+            "sage3.row_sum",
+            Reduction(
+                lanes=4,
+                vector=8,
+                exchanges=(1, 2),
+                evidence=Evidence.SOURCE,
+                source="SageAttention d1a57a5, sageattn3/blackwell/softmax_fused.h, online_softmax_with_quant and "
+                "finalize: each lane begins with its sum so far, and they exchange after the last tile. Columns of a "
+                "thread: cute_extension.h, CLayout, with keys permuted by scaled_fp4_quant_permute",
+            ),
+        ),
+        (
             "cudnn.mxfp8.row_sum",
             Reduction(
                 lanes=2,

@@ -1,10 +1,10 @@
-"""exp2, log2, reciprocal and tanh on float32 arrays, by named model.
+"""exp2, log2, exp, log, reciprocal and tanh on float32 arrays, by named model.
 
 A model says what is computed to the last bit: what a device's special function unit returned, or
 the correctly rounded result. `SPECIAL_MODELS` holds what each rests on.
 
-How "correct" is proved: exp2, log2 and tanh are computed by integers whose error is bounded step by
-step (in the docstrings of `correct`, `correct_log2` and `correct_tanh`), and a test that goes through
+How "correct" is proved: exp2, log2, exp, log and tanh are computed by integers whose error is bounded step by step (in
+the docstrings of `correct`, `correct_log2`, `correct_natural` and `correct_tanh`), and a test that goes through
 every fraction, significand or argument finds no result within that bound of a rounding boundary.
 Outside the exact cases the values are irrational, so none is a tie. reciprocal is one IEEE division.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from flamia_ref import _backend, _float32, _mufu
 from flamia_ref._backend import Array
 from flamia_ref._errors import Registry, shown, type_of, unknown_name
-from flamia_ref.arithmetic import correct, correct_log2, correct_tanh, polynomial
+from flamia_ref.arithmetic import correct, correct_log2, correct_natural, correct_tanh, polynomial
 from flamia_ref.evidence import Evidence
 
 
@@ -67,9 +67,9 @@ SPECIAL_MODELS: Mapping[str, SpecialModel] = Registry(
             ),
             SpecialModel(
                 name="correct",
-                functions=("exp2", "log2", "reciprocal", "tanh"),
+                functions=("exp2", "log2", "exp", "log", "reciprocal", "tanh"),
                 evidence={"definition": Evidence.SPECIFIED, "algorithm": Evidence.DERIVED},
-                source="IEEE 754-2019, section 9.2, and 5.4.1 for the division 1 / x; of exp2, log2 and tanh an error "
+                source="IEEE 754-2019, section 9.2, and 5.4.1 for the division 1 / x; of exp2, log2, exp, log and tanh an error "
                 "bound by proof and the distance of every result from a rounding boundary by exhaustive check",
             ),
         )
@@ -104,6 +104,23 @@ def log2(x: Array, model: str) -> Array:
     return _apply("log2", x, model)
 
 
+def exp(x: Array, model: str) -> Array:
+    """e^x.
+
+    As `exp2`; model: "correct" (rounded to nearest even, subnormal results kept).
+    """
+    return _apply("exp", x, model)
+
+
+def log(x: Array, model: str) -> Array:
+    """The natural logarithm of x.
+
+    As `exp2`; model: "correct" (rounded to nearest even; subnormal inputs count, either zero gives -infinity, negative
+    ones NaN).
+    """
+    return _apply("log", x, model)
+
+
 def reciprocal(x: Array, model: str) -> Array:
     """1 / x.
 
@@ -134,6 +151,16 @@ def log2_bits(x: Array, *, model: str) -> Array:
     return _rule("log2", model)(x)
 
 
+def exp_bits(x: Array, *, model: str) -> Array:
+    """e^x of float32 bits by a named model: uint32 in and out, for use inside compiled code."""
+    return _rule("exp", model)(x)
+
+
+def log_bits(x: Array, *, model: str) -> Array:
+    """The natural logarithm of float32 bits by a named model: uint32 in and out, for use inside compiled code."""
+    return _rule("log", model)(x)
+
+
 def reciprocal_bits(x: Array, *, model: str) -> Array:
     """1 / x of float32 bits by a named model: uint32 in and out, for use inside compiled code."""
     return _rule("reciprocal", model)(x)
@@ -152,6 +179,8 @@ _RULES: dict[tuple[str, str], Rule] = {
     ("exp2", "correct"): correct.exp2_bits,
     ("log2", "mufu.sm90"): _mufu.log2_bits,
     ("log2", "correct"): correct_log2.log2_bits,
+    ("exp", "correct"): correct_natural.exp_bits,
+    ("log", "correct"): correct_natural.log_bits,
     ("reciprocal", "mufu.sm90"): _mufu.reciprocal_bits,
     ("reciprocal", "correct"): lambda x: _float32.divide(_float32.ONE, x),
     ("tanh", "mufu.sm90"): _mufu.tanh_bits,

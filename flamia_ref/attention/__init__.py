@@ -7,14 +7,18 @@ from flamia_ref._lazy import attach
 if TYPE_CHECKING:
     from flamia_ref.attention import consistency as consistency
     from flamia_ref.attention import float64 as float64
+    from flamia_ref.attention.attribution import Attribution as Attribution
     from flamia_ref.attention.backward_pass import backward as backward
     from flamia_ref.attention.differentiable import attention as attention
+    from flamia_ref.attention.error_sums import ErrorSums as ErrorSums
     from flamia_ref.attention.forward_pass import forward as forward
     from flamia_ref.attention.given_operands import operands_from as operands_from
     from flamia_ref.attention.knobs import Gradient as Gradient
     from flamia_ref.attention.knobs import Schedule as Schedule
     from flamia_ref.attention.knobs import Softmax as Softmax
     from flamia_ref.attention.knobs import Tiles as Tiles
+    from flamia_ref.attention.measured_error import AttentionError as AttentionError
+    from flamia_ref.attention.measured_error import error as error
     from flamia_ref.attention.memory import BytesKept as BytesKept
     from flamia_ref.attention.memory import bytes_kept as bytes_kept
     from flamia_ref.attention.prepared import Prepared as Prepared
@@ -41,9 +45,12 @@ else:
         {
             "consistency": [],
             "float64": [],
+            "attribution": ["Attribution"],
             "backward_pass": ["backward"],
             "differentiable": ["attention"],
             "forward_pass": ["forward"],
+            "error_sums": ["ErrorSums"],
+            "measured_error": ["AttentionError", "error"],
             "memory": ["BytesKept", "bytes_kept"],
             "prepared": ["Prepared", "prepare", "prepare_dout"],
             "product": ["Operand", "Product", "Use"],

@@ -10,7 +10,7 @@ import numpy as np
 
 from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
-from flamia_ref.attention import backward_tile, inputs, softmax
+from flamia_ref.attention import backward_tile, inputs, row_softmax, softmax
 from flamia_ref.attention.backward_tile import Accumulators
 from flamia_ref.attention.computed import check_computed
 from flamia_ref.attention.kernel_results import check_backward
@@ -111,14 +111,14 @@ class BackwardRun(Run):
     ) -> None:
         super().__init__(forward.recipe, forward.mask, sizes, layout, compute, device)
         self.sink, self.saved = sink, saved
-        gradient = self.recipe.gradient
+        gradient = self.recipe.backward.gradient
         shape = inputs.Shape(forward.mask, forward.softmax_scale, forward.softcap)
         factors = inputs.factors(shape, self.recipe.softmax, gradient.score_factor)
         self.factors = Factors(*(None if x is None else self.to_compute(x) for x in factors))
         self.scale = self.to_compute(np.uint32(np.float32(forward.softmax_scale).view(np.uint32)))
         self.traced = TracedTiles(self, wanted)
         self.skips = self.recipe.tiles.masked == "skipped"
-        self.partials = self.recipe.dq.accumulation is Accumulation.FLOAT32_PARTIALS
+        self.partials = self.recipe.backward.dq.accumulation is Accumulation.FLOAT32_PARTIALS
         self.in_sequence = self.group if gradient.heads == "one_chain" else 1
         self.chains = self.group // self.in_sequence
         self.descending_heads = gradient.heads_order == "descending"
@@ -134,19 +134,22 @@ class BackwardRun(Run):
         tokens]. dO is an input from here on."""
         prologue = self._prologue(dout, out, lse)
         self.inputs["do"] = prologue.dout
-        source = self.recipe.gradient.delta_source
+        source = self.recipe.backward.gradient.delta_source
         return RowsBefore(prologue, None if source == "p_dp" else self._delta(prologue, out))
 
     def backward(self, rows: RowsBefore) -> Backward:
         """The gradients."""
         prologue, delta = rows
+        if self.recipe.backward.gradient.normalisation == "row_softmax":
+            prologue = row_softmax.completed(self, prologue)
         if delta is None:
             delta = self._delta_of_pairs(prologue)
         values = backward_tile.Values(
             *(
                 self._with_last(x, last)
                 for x, last in ((prologue.base, 0), (delta, 0), (prologue.dead, True))
-            )
+            ),
+            total=self._totals(prologue),
         )
         sums: Sums = {name: {} for name in self.widths}
         order = self._order(2 if self.partials and self.head_dim >= _PAIRED_FROM else 1)
@@ -165,8 +168,8 @@ class BackwardRun(Run):
         """The orders of the sums over pairs of tiles."""
         bounded = self.mask.bounded
         return PairOrder(
-            keys=self.recipe.dq.tile_order.under(bounded).value,
-            queries=self.recipe.dk.tile_order.under(bounded).value,
+            keys=self.recipe.backward.dq.tile_order.under(bounded).value,
+            queries=self.recipe.backward.dk.tile_order.under(bounded).value,
             keys_together=together,
             heads_in_sequence=self.in_sequence,
             heads_descending=self.descending_heads,
@@ -179,7 +182,7 @@ class BackwardRun(Run):
         unseen = self.layout.asarray(np.repeat(self.mask.dead(), self.heads))
         parts = self._in_batches(
             (dout, out, lse, unseen),
-            lambda *part: tuple(backward_tile.prologue(*part, recipe=self.recipe)),
+            lambda *part: tuple(backward_tile.prologue(*part, recipe=self.recipe)[:4]),
         )
         dout, *others = parts
         return backward_tile.Prologue(
@@ -188,9 +191,11 @@ class BackwardRun(Run):
 
     def _delta(self, prologue: backward_tile.Prologue, out: Array) -> Array:
         """delta, rows of [tokens, heads]."""
-        source = self.recipe.gradient.delta_source
+        source = self.recipe.backward.gradient.delta_source
         rows = self.tokens * self.heads
-        out = self.saved["o"] if source == "unrounded_out" else out
+        kept = {"unrounded_out": "o", "high_precision_out": "high_precision_out"}
+        if source in kept:
+            out = self.saved[kept[source]]
         dout = prologue.dout
         if source == "quantized_dout":
             dout = self.makers["do"].values(self.copy(Use.DP_DO))
@@ -207,6 +212,7 @@ class BackwardRun(Run):
             self._with_last(prologue.base, 0),
             self._with_last(zero, 0),
             self._with_last(prologue.dead, True),
+            total=self._totals(prologue),
         )
         sums: Sums = {"delta": {}}
         lanes = softmax.lanes(self.recipe.softmax)
@@ -235,7 +241,7 @@ class BackwardRun(Run):
         packed = self._packed(sums["delta"], self.heads, self.mask.queries, lanes)
         (delta,) = self._in_batches(
             (packed.reshape(rows, lanes), prologue.rest, prologue.dead),
-            lambda *part: (backward_tile.whole_delta(*part),),
+            lambda *part: (backward_tile.whole_delta(*part, recipe=self.recipe),),
         )
         return delta
 
@@ -262,6 +268,9 @@ class BackwardRun(Run):
     def _with_last(self, x: Array, last: Any) -> Array:
         """`x` with one more row, for places past a document's end."""
         return self.layout.concatenate([x, self.layout.full((1,), last, dtype=x.dtype)])
+
+    def _totals(self, prologue: backward_tile.Prologue) -> Array | None:
+        return None if prologue.total is None else self._with_last(prologue.total, 0)
 
     def _work(
         self, pairs: TilePairs, values: backward_tile.Values
@@ -291,6 +300,9 @@ class BackwardRun(Run):
             self.to_compute(_backend.gather(values.delta, index)),
             self.to_compute(_backend.gather(values.dead, index)),
             self._row_base(batch, index),
+            None
+            if values.total is None
+            else self.to_compute(_backend.gather(values.total, index)),
         )
         queries = pairs.queries
         keys = tile_keys(queries.document, queries.head, queries.first, pairs.key_first)
@@ -298,7 +310,7 @@ class BackwardRun(Run):
 
     def _row_base(self, batch: TilePairs, index: Indices) -> Array | None:
         """What the forward's P of each pair is relative to, [pairs, rows]."""
-        if self.recipe.gradient.p_for_dv != "forward":
+        if self.recipe.backward.gradient.p_for_dv != "forward":
             return None
         bases = self.saved["row_base"]
         bases = self.layout.moveaxis(bases, 0, 1).reshape(self.tokens * self.heads, -1)
@@ -417,11 +429,11 @@ class BackwardRun(Run):
         if not self.skips:
             dq = self._poisoned(dq, Use.DQ_K, 1)
             dk, dv = self._poisoned(dk, Use.DK_Q, chains), self._poisoned(dv, Use.DV_DO, chains)
-        if not self.skips or self.recipe.gradient.normalisation == "fold_into_dout":
+        if not self.skips or self.recipe.backward.gradient.normalisation == "fold_into_dout":
             dead = prologue.dead.reshape(self.tokens, self.heads, 1, 1)
             dq = self.layout.where(dead, np.uint32(0), dq)
         found: dict[str, Array] = {"delta": delta.reshape(self.tokens, self.heads).T}
-        scaled = self.recipe.gradient.softmax_scale == "epilogue"
+        scaled = self.recipe.backward.gradient.softmax_scale == "epilogue"
         return Backward(
             dq=self._gradient(dq, scaled=scaled),
             dk=self._gradient(dk, scaled=scaled),
@@ -456,6 +468,8 @@ class BackwardRun(Run):
             _backend.gather(self._with_last(x, last), index)
             for x, last in ((prologue.base, 0), (delta, 0), (prologue.dead, True))
         ]
+        if prologue.total is not None:
+            values.append(_backend.gather(self._with_last(prologue.total, 0), index))
         sink = _backend.gather(self.sink, np.tile(head, len(tiles)))
         (partial,) = self._in_batches(
             (sink, *values),

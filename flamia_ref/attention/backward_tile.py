@@ -31,12 +31,14 @@ class Prologue(NamedTuple):
         base: [rows], what P is relative to: b, or lse log2 e.
         rest: [rows], what was taken into dO: 2^(b - lse log2 e), or 1.
         dead: [rows], whether the row has no gradient.
+        total: [rows], the sum that P is divided by, where the backward makes the softmax of a row again.
     """
 
     dout: Array
     base: Array
     rest: Array
     dead: Array
+    total: Array | None = None
 
 
 class Inputs(NamedTuple):
@@ -78,13 +80,14 @@ class Work(NamedTuple):
 
 
 class Values(NamedTuple):
-    """`base`, `delta` and `dead` of `Prologue` [tiles, rows], and what the forward's P of the key tile is relative to,
-    where dV takes that P."""
+    """`base`, `delta` and `dead` of `Prologue` [tiles, rows]; what the forward's P of the key tile is relative to,
+    where dV takes that P; and `total` of `Prologue`."""
 
     base: Array
     delta: Array
     dead: Array
     row_base: Array | None = None
+    total: Array | None = None
 
 
 class Stages(NamedTuple):
@@ -112,9 +115,11 @@ def prologue(dout: Array, out: Array, lse: Array, unseen: Array, *, recipe: Reci
     dead = infinite & ~((out & _float32.MAGNITUDE) != 0).any(axis=1)
     dead = dead | unseen
     base, rest = scaled, xp.full(lse.shape, _float32.ONE, dtype=np.uint32)
+    if recipe.softmax.base == "natural_max":
+        base = lse
     if recipe.softmax.normalisation == "zero_safe_reciprocal":
         base = xp.where(lse == softmax.NEGATIVE_INFINITY, np.uint32(0), base)
-    if recipe.gradient.normalisation == "fold_into_dout":
+    if recipe.backward.gradient.normalisation == "fold_into_dout":
         # A NaN of dO' would reach the dV of keys that the row does not see, in its chain: 0 NaN = NaN.
         lost = ~dead & ((scaled & _float32.MAGNITUDE) >= _float32.INFINITY)
         base = xp.where(lost, _float32.NAN, _float32.floor(scaled))
@@ -128,8 +133,8 @@ def prologue(dout: Array, out: Array, lse: Array, unseen: Array, *, recipe: Reci
 def row_delta(dout: Array, out: Array, dead: Array, *, recipe: Recipe) -> Array:
     """delta [rows] from what stands for dO and for O [rows, channels]."""
     xp = _backend.namespace(dout, out)
-    delta = _delta(dout, out, recipe.gradient.delta)
-    if recipe.gradient.normalisation == "fold_into_dout":
+    delta = _delta(dout, out, recipe.backward.gradient.delta)
+    if recipe.backward.gradient.normalisation == "fold_into_dout":
         delta = xp.where(dead, np.uint32(0), delta)
     return delta
 
@@ -151,23 +156,37 @@ def _delta(dout: Array, out: Array, order: DeltaSum) -> Array:
             half = sides.rounded_bfloat16(_float32.multiply(out, dout))
             threads = REDUCTIONS["cudnn.mxfp8.delta"]
             return reductions.reduce(_padded(half, threads.dealt), threads, 1)
+        case DeltaSum.PRODUCTS_ASCENDING:
+            return reductions.reduce(_float32.multiply(out, dout), REDUCTIONS["ascending"], 1)
 
 
 @_backend.jit(static=("recipe",))
-def sink_sums(sink: Array, base: Array, delta: Array, dead: Array, *, recipe: Recipe) -> Array:
+def sink_sums(
+    sink: Array,
+    base: Array,
+    delta: Array,
+    dead: Array,
+    total: Array | None = None,
+    *,
+    recipe: Recipe,
+) -> Array:
     """What the rows of each tile add to the sink's gradient, less its sign: the sum of P of the sink times delta
     [tiles], ascending, from [tiles, rows]; `sink` [tiles]."""
     xp = _backend.namespace(base, delta)
     parts = row_end.sink_parts(sink[:, None], recipe.softmax)
-    p = sink_probabilities(parts, base, sink[:, None], recipe)
+    p = sink_probabilities(parts, base, sink[:, None], recipe, total)
     terms = xp.where(dead, np.uint32(0), _float32.multiply(p, delta))
     return reductions.reduce(terms, REDUCTIONS["ascending"], 1)
 
 
-def sink_probabilities(parts: row_end.Sink, base: Array, sink: Array, recipe: Recipe) -> Array:
+def sink_probabilities(
+    parts: row_end.Sink, base: Array, sink: Array, recipe: Recipe, total: Array | None = None
+) -> Array:
     """P of a sink relative to the base of rows. All broadcast."""
     xp = _backend.namespace(base, sink)
-    if _splits(recipe):
+    if recipe.softmax.base == "natural_max":
+        p = _natural(sink, base, total, recipe)
+    elif _splits(recipe):
         p = softmax.raised(parts.es, parts.ns, base)
     else:
         p = special.exp2_bits(_float32.subtract(parts.u, base), model=recipe.softmax.exp2)
@@ -184,7 +203,7 @@ def _splits(recipe: Recipe) -> bool:
     """Whether the backward splits the exponent, its base an integer."""
     return (
         recipe.softmax.exp2_argument == "split"
-        and recipe.gradient.normalisation == "fold_into_dout"
+        and recipe.backward.gradient.normalisation == "fold_into_dout"
     )
 
 
@@ -222,17 +241,17 @@ def pair_step(
     `o_fold`: the scales that the forward's P took over, where dV takes that P."""
     guarded = work.guarded
     s = sides.over_channels(x.s_q, x.s_k, recipe.s, guarded if recipe.s.guarded else None)
-    dp = sides.over_channels(x.dp_do, x.dp_v, recipe.dp, guarded if recipe.dp.guarded else None)
+    dp = sides.over_channels(x.dp_do, x.dp_v, recipe.backward.dp, guarded if recipe.backward.dp.guarded else None)
     folds = (x.dv_do.fold, x.dq_k.fold, x.dk_q.fold, o_fold)
     middle = _differences(s, dp, values, work, folds, factors, scale, recipe=recipe)
-    dv = sides.over_rows(middle.dv_left, x.dv_do, state.dv, recipe.dv)
-    dk = sides.over_rows(middle.dk_left, x.dk_q, state.dk, recipe.dk)
+    dv = sides.over_rows(middle.dv_left, x.dv_do, state.dv, recipe.backward.dv)
+    dk = sides.over_rows(middle.dk_left, x.dk_q, state.dk, recipe.backward.dk)
     begin = state.dq
     if state.dq_partial is not None:
         begin = _opened(work.opens, state.dq_partial)
-    dq = sides.over_rows(middle.dq_left, x.dq_k, begin, recipe.dq)
-    if recipe.dq.guarded and guarded is not None:
-        dq = sides.over_guarded_keys(middle.ds, x.dq_k, dq, recipe.dq, guarded)
+    dq = sides.over_rows(middle.dq_left, x.dq_k, begin, recipe.backward.dq)
+    if recipe.backward.dq.guarded and guarded is not None:
+        dq = sides.over_guarded_keys(middle.ds, x.dq_k, dq, recipe.backward.dq, guarded)
     new = _kept(work, state, dq, dk, dv)
     stages = Stages(s, dp, middle.p, *middle.dv, middle.ds, *middle.dq, *middle.dk)
     return new, stages
@@ -253,7 +272,7 @@ def delta_step(
     """The sums of P dP [tiles, rows, lanes] after one pair of tiles each."""
     guarded = work.guarded
     s = sides.over_channels(s_q, s_k, recipe.s, guarded if recipe.s.guarded else None)
-    dp = sides.over_channels(dp_do, dp_v, recipe.dp, guarded if recipe.dp.guarded else None)
+    dp = sides.over_channels(dp_do, dp_v, recipe.backward.dp, guarded if recipe.backward.dp.guarded else None)
     return _with_products(sums, s, dp, values, work, factors, recipe=recipe)
 
 
@@ -273,31 +292,44 @@ def _with_products(
     visible = (
         pairs_visible(work.key_start, work.least, work.last, s.shape[2]) & ~values.dead[:, :, None]
     )
-    p = pair_probabilities(scores, visible, values.base, factors.c, recipe)
+    p = pair_probabilities(
+        scores, visible, values.base, factors.c, recipe, values.total
+    )
     terms = xp.where(visible, _float32.multiply(p, dp), np.uint32(0))
     new = softmax.carried(sums, terms, recipe.softmax)
     return xp.where(work.skipped[:, None, None], sums, new)
 
 
-@_backend.jit
-def whole_delta(sums: Array, rest: Array, dead: Array) -> Array:
+@_backend.jit(static=("recipe",))
+def whole_delta(sums: Array, rest: Array, dead: Array, *, recipe: Recipe) -> Array:
     """delta [rows] from the sums of P dP [rows, lanes], in units of the dO that `rest` was taken into."""
     xp = _backend.namespace(sums, rest)
-    delta = _float32.multiply(softmax.total(sums[:, None])[:, 0], rest)
+    delta = _float32.multiply(softmax.total(sums[:, None], recipe.softmax)[:, 0], rest)
     return xp.where(dead, np.uint32(0), delta)
 
 
-def pair_probabilities(s: Array, visible: Array, base: Array, c: Array, recipe: Recipe) -> Array:
-    """P of the backward relative to `base` [tiles, rows], from scores."""
+def pair_probabilities(
+    s: Array, visible: Array, base: Array, c: Array, recipe: Recipe, total: Array | None = None
+) -> Array:
+    """P of the backward relative to `base` [tiles, rows], from scores; over `total` [tiles, rows] where there is one."""
     xp = _backend.namespace(s, base)
     base = base[:, :, None]
-    if _splits(recipe):
+    if recipe.softmax.base == "natural_max":
+        p = _natural(s, base, None if total is None else total[:, :, None], recipe)
+    elif _splits(recipe):
         parts = softmax.split(s, c, recipe.softmax)
         p = softmax.raised(parts.e, parts.n, base)
     else:
         exponent = softmax.exponent(s, c, _float32.negate(base), recipe.softmax)
         p = special.exp2_bits(exponent, model=recipe.softmax.exp2)
-    return xp.where(visible, p, np.uint32(0))
+    return xp.where(visible, softmax.without_nan(p, recipe.softmax), np.uint32(0))
+
+
+def _natural(s: Array, base: Array, total: Array | None, recipe: Recipe) -> Array:
+    """e^(S' - base), over `total` where there is one. All broadcast."""
+    xp = _backend.namespace(s, base)
+    p = softmax.natural_power(s, base, recipe.softmax)
+    return p if total is None else _float32.divide(p, xp.broadcast_to(total, p.shape))
 
 
 @_backend.jit(static=("recipe",))
@@ -313,12 +345,14 @@ def _differences(
     recipe: Recipe,
 ) -> _Middle:
     xp = _backend.namespace(s, dp)
-    gradient = recipe.gradient
+    gradient = recipe.backward.gradient
     scores, tanh = softmax.scores(s, factors, recipe.softmax)
     visible = (
         pairs_visible(work.key_start, work.least, work.last, s.shape[2]) & ~values.dead[:, :, None]
     )
-    p = pair_probabilities(scores, visible, values.base, factors.c, recipe)
+    p = pair_probabilities(
+        scores, visible, values.base, factors.c, recipe, values.total
+    )
     delta = values.delta[:, :, None]
     if gradient.softmax_scale == "in_ds":
         distance = _float32.fma(dp, scale, _float32.negate(_float32.multiply(delta, scale)))
@@ -327,6 +361,8 @@ def _differences(
     ds = _float32.multiply(p, distance)
     if tanh is not None:
         ds = _float32.multiply(ds, _float32.fma(_float32.negate(tanh), tanh, _float32.ONE))
+    if gradient.softmax_scale == "times_ds":
+        ds = _float32.multiply(ds, scale)
     if gradient.masked_ds == "select":
         ds = xp.where(visible, ds, np.uint32(0))
 
@@ -343,23 +379,23 @@ def _differences(
         weights = _forward_weights(forward, o_fold, values, work, visible, factors.c, recipe)
     if gradient.p_offset:
         weights = _float32.shift(weights, xp.full(p.shape, gradient.p_offset, dtype=np.int32))
-    dv = sides.encoded_pairs(weights, recipe.dv.left, _by_query(dv_fold))
-    cut = sides.without_guarded(ds, work.guarded if recipe.dq.guarded else None)
+    dv = sides.encoded_pairs(weights, recipe.backward.dv.left, _by_query(dv_fold))
+    cut = sides.without_guarded(ds, work.guarded if recipe.backward.dq.guarded else None)
     dq_fold = None if dq_fold is None else dq_fold[:, None, :]
-    dq = sides.encoded_pairs(sides.in_static_units(cut, recipe.dq.left), recipe.dq.left, dq_fold)
+    dq = sides.encoded_pairs(sides.in_static_units(cut, recipe.backward.dq.left), recipe.backward.dq.left, dq_fold)
     dk = dq
-    if recipe.dk.left.same_codes_as is None:
-        in_units = sides.in_static_units(ds, recipe.dk.left)
-        dk = sides.encoded_pairs(in_units, recipe.dk.left, _by_query(dk_fold))
+    if recipe.backward.dk.left.same_codes_as is None:
+        in_units = sides.in_static_units(ds, recipe.backward.dk.left)
+        dk = sides.encoded_pairs(in_units, recipe.backward.dk.left, _by_query(dk_fold))
     return _Middle(
         p,
         ds,
         dv,
         dq,
         dk,
-        sides.left_over_queries(dv, recipe.dv.left),
-        sides.left_over_keys(dq, recipe.dq.left),
-        sides.left_over_queries(dk, recipe.dk.left),
+        sides.left_over_queries(dv, recipe.backward.dv.left),
+        sides.left_over_keys(dq, recipe.backward.dq.left),
+        sides.left_over_queries(dk, recipe.backward.dk.left),
     )
 
 
@@ -377,7 +413,7 @@ def _forward_weights(
     knobs = recipe.softmax
     rounded = weighted(p, fold, work.guarded, recipe, valued=True).values
     base = softmax.in_log2_units(values.row_base, c, knobs)
-    if knobs.base == "integer_max" and recipe.gradient.normalisation == "fold_into_dout":
+    if knobs.base == "integer_max" and recipe.backward.gradient.normalisation == "fold_into_dout":
         distance = _float32.to_int32(_float32.subtract(base, values.base))
         moved = _float32.shift(rounded, (distance - np.int32(knobs.p_offset))[:, :, None])
         lost = _float32.is_nan(values.base) | _float32.is_nan(base)

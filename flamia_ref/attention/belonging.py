@@ -11,7 +11,7 @@ from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref.attention.product import Operand, Scope
 from flamia_ref.attention.recipe import Recipe
-from flamia_ref.formats import PRESETS
+from flamia_ref.formats import FORMATS, PRESETS
 
 # Of lse, and of S relative to its terms: for what is no operand's rounding.
 _SCORE_MARGIN = 0.05
@@ -23,6 +23,7 @@ _ROWS = 256
 _ROUNDED_LSE = 2.0**16
 # Below this, relative to float32's range, a block may be flushed whole: the scale's code is 0.
 _FLUSHED = 2.0**-117
+_DESCALE_ROUNDING = 2.0**-22  # of a float32 descale and of the quotient by it
 
 
 def check_pair(out_bits: Array, lse: Array) -> None:
@@ -149,7 +150,7 @@ def _score(q: Array, keys: Array, top: Mapping[str, Array], forward: Any) -> tup
 
 def _quantizes(operand: Operand) -> bool:
     """Whether the scale of an operand follows from the values that it scales, so that none is cut off."""
-    return operand.scope in (Scope.BLOCK, Scope.TOKEN, Scope.UNIT)
+    return operand.plain or operand.scope in (Scope.BLOCK, Scope.TOKEN, Scope.HEAD)
 
 
 def _operand_error(magnitude: Array, largest: Array, operand: Operand) -> Array | float:
@@ -157,8 +158,13 @@ def _operand_error(magnitude: Array, largest: Array, operand: Operand) -> Array 
     `largest`."""
     if not _quantizes(operand):
         return np.inf
-    if operand.format not in PRESETS:
+    if operand.plain:
         return 0.0
+    if operand.scope is Scope.HEAD:
+        scalar = FORMATS[operand.format]
+        most = np.resize(largest, magnitude.shape[1])  # of all heads that share a descale
+        relative = 2.0 ** -(scalar.mantissa_bits + 1) + _DESCALE_ROUNDING
+        return relative * magnitude + scalar.smallest / scalar.max * most[:, None] + _FLUSHED
     element = PRESETS[operand.format].element
     saturated = 1 - element.max / 2.0 ** (element.emax + 1)
     relative = max(saturated, 2.0 ** -(element.mantissa_bits + 1))

@@ -9,7 +9,7 @@ from typing import Any
 from flamia_ref._errors import shown
 from flamia_ref.arithmetic import INSTRUCTIONS
 from flamia_ref.attention import inputs
-from flamia_ref.attention.copies import INPUT_USES, OVER_CHANNELS
+from flamia_ref.attention.copies import INPUT_USES, OVER_CHANNELS, uses_of
 from flamia_ref.attention.product import (
     KEY_TILE_ORDERS,
     QUERY_TILE_ORDERS,
@@ -22,13 +22,24 @@ from flamia_ref.attention.product import (
     Use,
 )
 from flamia_ref.attention.recipe import Recipe
-from flamia_ref.formats import E2M1, FORMATS, PRESETS
+from flamia_ref.attention.sides import taken_format
+from flamia_ref.attention.smoothing import TILE
+from flamia_ref.formats import BF16, E2M1, E8M0, FORMATS, PRESETS, UE4M3
 
 _TOKEN_BLOCK = (1, "all")
 _SQUARE = (32, 32)
+_DEQUANTIZED = ((1, 16), (1, 32))
 _OVER_KEYS = (Use.O_P, Use.DQ_DS)
-_FP4 = "sm100.tcgen05.mxf4nvf4"
-_INSTRUCTIONS = ("sm100.tcgen05.mxf8f6f4", "sm100.tcgen05.f16", "exact", "float32")
+_FP4 = ("sm100.tcgen05.mxf4nvf4", "sm120.mma.mxf4nvf4")
+_CORRECTIONS = ("sm100.tcgen05.f16", "sm120.mma.bf16", "exact", "float32")
+_INSTRUCTIONS = (
+    "sm100.tcgen05.mxf8f6f4",
+    "sm100.tcgen05.f8f6f4",
+    "sm100.tcgen05.f16",
+    "sm90.wgmma.fp8",
+    "exact",
+    "float32",
+)
 _ASCENDING, _CHAINED = (TileOrder.ASCENDING,), (Accumulation.CHAINED,)
 
 _FIXED: Mapping[str, tuple[Any, ...]] = {
@@ -64,19 +75,24 @@ def check_computed(recipe: Any) -> None:
     if not isinstance(recipe, Recipe):
         raise TypeError(f"recipe is {shown(recipe)}; it must be a Recipe, such as RECIPES[name]")
     for path, allowed in _FIXED.items():
+        if not recipe.has_backward and path.startswith("d"):
+            continue
         _require(recipe, path, attrgetter(path)(recipe), allowed, _reason(path))
-    if recipe.dk.tile_order is not recipe.dv.tile_order:
-        raise ValueError(
-            f"recipe {recipe.name!r} has dk.tile_order = {shown(recipe.dk.tile_order)} and dv.tile_order ="
-            f" {shown(recipe.dv.tile_order)}; one loop over query tiles adds to both, make them equal"
-        )
-    for name in ("s", "o", "dp", "dv", "dq", "dk"):
-        _check_product(recipe, name, getattr(recipe, name))
-    for tensor, uses in INPUT_USES.items():
-        for use in uses:
+    if recipe.has_backward:
+        dk, dv = recipe.backward.dk, recipe.backward.dv
+        if dk.tile_order is not dv.tile_order:
+            raise ValueError(
+                f"recipe {recipe.name!r} has dk.tile_order = {shown(dk.tile_order)} and dv.tile_order ="
+                f" {shown(dv.tile_order)}; one loop over query tiles adds to both, make them equal"
+            )
+    for name, product in recipe.products():
+        _check_product(recipe, name, product)
+    for tensor in INPUT_USES:
+        for use in uses_of(recipe, tensor):
             _check_input(recipe, tensor, use)
-    for use in (Use.O_P, Use.DV_P, Use.DQ_DS, Use.DK_DS):
-        _check_pairs(recipe, use)
+    for use in _PAIRS:
+        if recipe.has_use(use):
+            _check_pairs(recipe, use)
     _check_softmax(recipe)
 
 
@@ -113,17 +129,18 @@ _PAIRS = (Use.O_P, Use.DV_P, Use.DQ_DS, Use.DK_DS)
 
 
 def _check_product(recipe: Recipe, name: str, product: Product) -> None:
-    fp4 = name == "s" and _is_fp4(product.left) and _is_fp4(product.right)
+    fp4 = _is_fp4(product.left) and _is_fp4(product.right)
     _require(
         recipe,
         f"{name}.instruction",
         product.instruction,
-        (_FP4, "exact", "float32") if fp4 else _INSTRUCTIONS,
+        (*_FP4, "exact", "float32") if fp4 else _INSTRUCTIONS,
         "others do not take these operands with their scales",
     )
     if product.guard_instruction is not None:
         computed = ("sm100.tcgen05.f16", "exact", "float32")
         _require(recipe, f"{name}.guard_instruction", product.guard_instruction, computed)
+    _check_smoothing(recipe, name, product)
     rules = INSTRUCTIONS[product.instruction]
     if product.k_order == "descending" and rules.terms is None:
         raise ValueError(
@@ -132,10 +149,17 @@ def _check_product(recipe: Recipe, name: str, product: Product) -> None:
         )
     for side in ("left", "right"):
         operand: Operand = getattr(product, side)
-        scaled = operand.scope is not Scope.UNIT
+        in_product = operand.scope not in (Scope.UNIT, Scope.HEAD)
+        scaled = in_product and not operand.dequantized
         element = PRESETS[operand.format].element if scaled and operand.format in PRESETS else None
-        element = element or FORMATS[operand.format]
-        if element.name not in rules.operand_formats or (scaled and not rules.scalings):
+        element = element or FORMATS[taken_format(operand)]
+        # An instruction that takes float32 takes their values in place of scales that are powers of two.
+        plain = "fp32" in rules.operand_formats and (
+            operand.format not in PRESETS or PRESETS[operand.format].scale is E8M0
+        )
+        if element.name not in rules.operand_formats or (
+            scaled and not rules.scalings and not plain
+        ):
             raise ValueError(
                 f"recipe {recipe.name!r} has {name}.{side} in {operand.format}, which {rules.name} does not take"
             )
@@ -143,6 +167,10 @@ def _check_product(recipe: Recipe, name: str, product: Product) -> None:
 
 def _check_input(recipe: Recipe, tensor: str, use: Use) -> None:
     operand, path = recipe.operand(use), _path(use)
+    if operand.dequantized:
+        _check_dequantized(recipe, use)
+        _check_sharing(recipe, tensor, use)
+        return
     token = operand.block == _TOKEN_BLOCK
     if use in OVER_CHANNELS:
         folded: tuple[Use | None, ...] = (None,)
@@ -152,12 +180,8 @@ def _check_input(recipe: Recipe, tensor: str, use: Use) -> None:
         blocks = (None, _TOKEN_BLOCK, (32, 1), _SQUARE)
     if operand.format in PRESETS and PRESETS[operand.format].element is E2M1:
         _require(recipe, f"{path}.promoted_from", operand.promoted_from, (None,))
-        other = recipe.s.right if use is Use.S_Q else recipe.s.left
-        if use not in (Use.S_Q, Use.S_K) or other.format != operand.format:
-            raise ValueError(
-                f"recipe {recipe.name!r} has {path} in {operand.format}; FP4 is computed in S alone, q and k alike"
-            )
-        blocks = ((1, 16),)
+        _check_fp4(recipe, use)
+        blocks = ((1, 16),) if use in OVER_CHANNELS else ((16, 1),)
     _require(recipe, f"{path}.block", operand.block, blocks)
     _require(
         recipe,
@@ -173,15 +197,93 @@ def _check_input(recipe: Recipe, tensor: str, use: Use) -> None:
         if operand.block in ((32, 1), _SQUARE):
             allowed = (Scope.BLOCK, Scope.PREVIOUS_BLOCK)
         if operand.block == (1, 16):
-            allowed = (Scope.TOKEN,)
+            allowed = (Scope.TOKEN, Scope.BLOCK)
+        if operand.block == (16, 1):
+            allowed = (Scope.BLOCK,)
         _require(recipe, f"{path}.scope", operand.scope, allowed)
     elif operand.scope is Scope.UNIT:
-        _require(recipe, f"{path}.format", operand.format, ("bf16",))
+        _require(recipe, f"{path}.format", operand.format, ("bf16", "e4m3"))
     else:
         _require(recipe, f"{path}.format", operand.format, ("e4m3",))
-    uses = INPUT_USES[tensor]
-    earlier = tuple(other for other in uses if other != use)
-    _require(recipe, f"{path}.same_codes_as", operand.same_codes_as, (None, *earlier))
+    if operand.scope is Scope.HEAD:
+        _check_descaled(recipe, use)
+    _check_sharing(recipe, tensor, use)
+    if operand.promoted_from is not None:
+        others = (other for other in uses_of(recipe, tensor) if other != use)
+        sources = [other for other in others if _is_fp4(recipe.operand(other))]
+        _require(recipe, f"{path}.promoted_from", operand.promoted_from, sources or (None,))
+        _require(recipe, f"{path}.block", operand.block, (_TOKEN_BLOCK,))
+
+
+def _check_descaled(recipe: Recipe, use: Use) -> None:
+    """Descales are computed where the forward takes them: into c, or into what O is divided by."""
+    path = _path(use)
+    if use not in (Use.S_Q, Use.S_K, Use.O_V):
+        raise ValueError(
+            f"recipe {recipe.name!r} has {path}.scope = 'head'; computed are descales of q and k in S and of v in O"
+        )
+    if use is Use.O_V:
+        why = "o.right.scope is 'head', whose descale multiplies 1 / the row sum"
+        allowed = ("reciprocal", "zero_safe_reciprocal", "division")
+        _require(recipe, "softmax.normalisation", recipe.softmax.normalisation, allowed, why)
+        _require(recipe, "softmax.base", recipe.softmax.base, ("raw_max", "integer_max"), why)
+    if recipe.product(use.split(".")[0]).guarded:
+        raise ValueError(
+            f"recipe {recipe.name!r} has {path}.scope = 'head' in a product with guarded blocks, which take no"
+            " descale; take the guard out"
+        )
+
+
+def _check_fp4(recipe: Recipe, use: Use) -> None:
+    """FP4 is computed in S, q and k alike, and in O beside a P of the same format."""
+    operand, path = recipe.operand(use), _path(use)
+    product = recipe.product(use.split(".")[0])
+    other = product.left if operand is product.right else product.right
+    if use not in (Use.S_Q, Use.S_K, Use.O_V) or other.format != operand.format:
+        raise ValueError(
+            f"recipe {recipe.name!r} has {path} in {operand.format}; FP4 is computed in S, q and k alike, and in O, P"
+            " and v alike"
+        )
+    if operand.scope is Scope.BLOCK and not _has_own_scales(operand):
+        raise ValueError(
+            f"recipe {recipe.name!r} has {path} in {operand.format} with scope 'block'; computed are formats with ue4m3"
+            " scales and no tensor scale"
+        )
+
+
+def _has_own_scales(operand: Operand) -> bool:
+    preset = PRESETS[operand.format]
+    return preset.scale is UE4M3 and preset.tensor_scale is None
+
+
+def _check_smoothing(recipe: Recipe, name: str, product: Product) -> None:
+    """Smoothing is computed in S, of FP4 with scales of its blocks: of k, or of q and k."""
+    allowed: dict[str, tuple[str, ...]] = {"left": ("none",), "right": ("none",)}
+    fp4 = _is_fp4(product.left) and _has_own_scales(product.left)
+    if name == "s" and fp4 and product.left.scope is Scope.BLOCK:
+        allowed = {"left": ("none", "tile_mean"), "right": ("none", "document_mean")}
+    for side, values in allowed.items():
+        path, smoothing = f"{name}.{side}.smoothing", getattr(product, side).smoothing
+        why = "it is computed in s alone, in FP4 with scope 'block'" if len(values) == 1 else ""
+        _require(recipe, path, smoothing, values, why)
+    if not product.corrected:
+        return
+    why = f"{name}.left.smoothing is 'tile_mean'"
+    computed = product.correction_instruction
+    _require(recipe, f"{name}.correction_instruction", computed, _CORRECTIONS, why)
+    _require(recipe, "tiles.query", recipe.tiles.query, (TILE,), why)
+    if product.guarded:
+        raise ValueError(
+            f"recipe {recipe.name!r} has guarded blocks in {name}, where {why}; they would need the mean, take the guard"
+            " out"
+        )
+
+
+def _check_sharing(recipe: Recipe, tensor: str, use: Use) -> None:
+    """A use takes its own codes, or those of another use of its input that makes such."""
+    operand, path = recipe.operand(use), _path(use)
+    others = tuple(other for other in uses_of(recipe, tensor) if other != use)
+    _require(recipe, f"{path}.same_codes_as", operand.same_codes_as, (None, *others))
     if operand.same_codes_as is not None:
         other = recipe.operand(operand.same_codes_as)
         if not _one_copy(operand, other) or other.same_codes_as is not None:
@@ -189,60 +291,150 @@ def _check_input(recipe: Recipe, tensor: str, use: Use) -> None:
                 f"recipe {recipe.name!r} has {path} take the codes of {operand.same_codes_as}, which has another"
                 " format, block or scale, or takes those of a third; make them equal"
             )
-    if operand.promoted_from is not None:
-        sources = [other for other in earlier if _is_fp4(recipe.operand(other))]
-        _require(recipe, f"{path}.promoted_from", operand.promoted_from, sources or (None,))
-        _require(recipe, f"{path}.block", operand.block, (_TOKEN_BLOCK,))
+
+
+def _check_dequantized(recipe: Recipe, use: Use) -> None:
+    """Fake quantization is computed in blocks of one token, or of pairs of one query, by their own values."""
+    operand, path = recipe.operand(use), _path(use)
+    _require(recipe, f"{path}.block", operand.block, _DEQUANTIZED, "the operand is dequantized")
+    _require(recipe, f"{path}.scope", operand.scope, (Scope.BLOCK,), "the operand is dequantized")
+    _require(recipe, f"{path}.promoted_from", operand.promoted_from, (None,))
+    if PRESETS[operand.format].tensor_scale is not None:
+        raise ValueError(
+            f"recipe {recipe.name!r} has {path}.format = {operand.format!r}, which has a tensor scale; a dequantized"
+            " operand has those of its blocks alone"
+        )
+    if recipe.product(use.split(".")[0]).guarded:
+        raise ValueError(
+            f"recipe {recipe.name!r} has {path} dequantized in a product with guarded blocks; all of it is in bfloat16,"
+            " take the guard out"
+        )
 
 
 def _is_fp4(operand: Operand) -> bool:
-    return operand.format in PRESETS and PRESETS[operand.format].element is E2M1
+    """Whether a product takes e2m1 codes."""
+    taken = operand.format in PRESETS and not operand.dequantized
+    return taken and PRESETS[operand.format].element is E2M1
 
 
 def _one_copy(one: Operand, other: Operand) -> bool:
     """Whether two uses can have the same codes and scales."""
-    fields = ("format", "block", "scope", "static_scale", "promoted_from")
+    fields = ("format", "block", "scope", "static_scale", "promoted_from", "dequantized")
     return all(getattr(one, field) == getattr(other, field) for field in fields)
 
 
 def _check_pairs(recipe: Recipe, use: Use) -> None:
     operand, path = recipe.operand(use), _path(use)
+    if operand.dequantized:
+        _check_dequantized(recipe, use)
+        _require(recipe, f"{path}.same_codes_as", operand.same_codes_as, (None,))
+        return
     _require(recipe, f"{path}.scale_folded_into", operand.scale_folded_into, (None,))
     blocks = ((1, 32) if use in _OVER_KEYS else (32, 1), _SQUARE)
-    if operand.format in PRESETS:
+    if operand.scope is Scope.LARGEST_SCORE or _is_fp4(operand):
+        _check_largest_score(recipe, use)
+    elif operand.format in PRESETS:
         _require(recipe, f"{path}.block", operand.block, blocks)
         _require(recipe, f"{path}.scope", operand.scope, (Scope.BLOCK,))
     elif operand.scope is Scope.UNIT:
-        _require(recipe, f"{path}.format", operand.format, ("bf16",))
+        _require(recipe, f"{path}.format", operand.format, ("bf16", "e4m3"))
     else:
+        _require(recipe, f"{path}.scope", operand.scope, (Scope.STATIC,))
         _require(recipe, f"{path}.format", operand.format, ("e4m3",))
     shared = (None, Use.DQ_DS) if use is Use.DK_DS else (None,)
     _require(recipe, f"{path}.same_codes_as", operand.same_codes_as, shared)
     if operand.same_codes_as is not None:
-        same = (operand.format, operand.block) == (
-            recipe.dq.left.format,
-            recipe.dq.left.block,
-        )
-        folded = recipe.dk.right.scale_folded_into or recipe.dq.right.scale_folded_into
-        if not same or operand.block != _SQUARE or folded or recipe.dq.guarded:
+        dq, dk = recipe.backward.dq, recipe.backward.dk
+        same = (operand.format, operand.block) == (dq.left.format, dq.left.block)
+        folded = dk.right.scale_folded_into or dq.right.scale_folded_into
+        if not same or operand.block != _SQUARE or folded or dq.guarded:
             raise ValueError(
                 f"recipe {recipe.name!r} has one copy of dS for dQ and dK; it needs blocks of 32x32, nothing folded"
                 " into it and no guard"
             )
 
 
+def _check_largest_score(recipe: Recipe, use: Use) -> None:
+    """P in FP4 is computed in O, with scales from its scores."""
+    operand, path, softmax = recipe.operand(use), _path(use), recipe.softmax
+    scopes = (Scope.LARGEST_SCORE,) if use is Use.O_P else (Scope.BLOCK,)
+    _require(recipe, f"{path}.scope", operand.scope, scopes, "of P in O and of that alone")
+    if use is not Use.O_P or not _is_fp4(operand) or not _has_own_scales(operand):
+        raise ValueError(
+            f"recipe {recipe.name!r} has {path} in {operand.format} with scope {operand.scope.value!r}; FP4 with ue4m3"
+            " scales and no tensor scale is computed, of P in O"
+        )
+    why = f"{path}.scope is 'largest_score'"
+    _require(recipe, f"{path}.block", operand.block, ((1, 16),), why)
+    _require(recipe, "o.right.format", recipe.o.right.format, (operand.format,), why)
+    _require(recipe, "softmax.base", softmax.base, ("raw_max",), why)
+    _require(recipe, "softmax.exp2_argument", softmax.exp2_argument, ("fused",), why)
+    _require(recipe, "softmax.emulated", softmax.emulated, (None,), why)
+    _require(recipe, "softmax.row_sum_of", softmax.row_sum_of, ("p",), why)
+    _require(recipe, "softmax.mask_value", softmax.mask_value, (None,), why)
+    _require(recipe, "tiles.masked", recipe.tiles.masked, ("skipped",), why)
+    if recipe.has_backward:
+        kept = recipe.backward.gradient.p_for_dv
+        _require(recipe, "gradient.p_for_dv", kept, ("recomputed",), why)
+
+
+def _check_natural(recipe: Recipe) -> None:
+    """A base in natural units, a P in the units of its static scale, and what P becomes out of its range."""
+    softmax, left = recipe.softmax, recipe.o.left
+    natural = softmax.base == "natural_max"
+    if softmax.p_scaling == "static_scale":
+        why = "softmax.p_scaling is 'static_scale'"
+        _require(recipe, "o.left.scope", left.scope, (Scope.STATIC,), why)
+        _require(recipe, "softmax.p_offset", softmax.p_offset, (0,), why)
+    if softmax.p_overflow != "refused":
+        why = f"softmax.p_overflow is {softmax.p_overflow!r}"
+        _require(recipe, "o.left.scope", left.scope, (Scope.STATIC,), why)
+        _require(recipe, "o.left.format", left.format, ("e4m3",), why)
+    if not recipe.has_backward:
+        return
+    gradient = recipe.backward.gradient
+    allowed = ("lse", "row_softmax") if natural else ("fold_into_dout", "lse")
+    why = f"softmax.base is {softmax.base!r}"
+    _require(recipe, "gradient.normalisation", gradient.normalisation, allowed, why)
+    if natural:
+        _require(recipe, "gradient.p_for_dv", gradient.p_for_dv, ("recomputed",), why)
+
+
 def _check_softmax(recipe: Recipe) -> None:
-    gradient = recipe.gradient
+    _check_natural(recipe)
+    if recipe.has_backward:
+        partials = (Accumulation.CHAINED, Accumulation.FLOAT32_PARTIALS)
+        _require(recipe, "dq.accumulation", recipe.backward.dq.accumulation, partials)
+    if recipe.o.accumulation is Accumulation.FUSED_PARTIALS:
+        why = "o.accumulation is 'fused_partials', which multiplies by a factor"
+        bases = ("raw_max", "scaled_max", "natural_max")
+        _require(recipe, "softmax.base", recipe.softmax.base, bases, why)
+        _require(recipe, "tiles.masked", recipe.tiles.masked, ("skipped",), why)
+    if recipe.softmax.row_sum == "bfloat16_butterfly":
+        why = "softmax.row_sum 'bfloat16_butterfly' adds up the columns of a tile of 32"
+        _require(recipe, "tiles.key", recipe.tiles.key, (32,), why)
+    if recipe.has_backward and recipe.backward.gradient.delta_source == "high_precision_out":
+        why = "gradient.delta_source 'high_precision_out' makes an O of P in bfloat16 too"
+        if (taken := taken_format(recipe.o.right)) != BF16.name:
+            raise ValueError(
+                f"recipe {recipe.name!r} has o.right in {taken}; computed are bf16 and dequantized operands: {why}"
+            )
+        _require(recipe, "tiles.masked", recipe.tiles.masked, ("skipped",), why)
     if recipe.tiles.masked == "computed":
         why = "tiles.masked is 'computed', where a tile that no row sees is zeros; 'skipped' takes every value"
         # A pair of tiles that is not computed reaches other rows through NaN codes, never through infinities.
-        for use in (Use.O_V, Use.DV_DO, Use.DQ_K, Use.DK_Q):
-            element, allowed = recipe.operand(use).format, (*PRESETS, "e4m3")
+        for use in filter(recipe.has_use, (Use.O_V, Use.DV_DO, Use.DQ_K, Use.DK_Q)):
+            operand = recipe.operand(use)
+            _require(recipe, f"{_path(use)}.dequantized", operand.dequantized, (False,), why)
+            element, allowed = operand.format, (*PRESETS, "e4m3")
             if element not in allowed:
                 raise ValueError(
                     f"recipe {recipe.name!r} has {_path(use)}.format = {shown(element)}; computed are block formats and"
                     f" 'e4m3': {why}"
                 )
+        if not recipe.has_backward:
+            return
+        gradient = recipe.backward.gradient
         _require(recipe, "gradient.heads", gradient.heads, ("float32_sum",), why)
-        _require(recipe, "dq.accumulation", recipe.dq.accumulation, _CHAINED, why)
+        _require(recipe, "dq.accumulation", recipe.backward.dq.accumulation, _CHAINED, why)
         _require(recipe, "gradient.masked_ds", gradient.masked_ds, ("select",), why)

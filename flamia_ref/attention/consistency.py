@@ -43,8 +43,14 @@ def check(recipe: Recipe | str, *, progress: Progress | None = None) -> Consiste
     bell, wide = samples.bell(_LENGTHS, *shape), samples.wide(_LENGTHS, *shape)
     tell = progress or (lambda done, total, name: None)
     tell(0, 3, "traced runs")
-    runs = [measures.traced(chosen, sample, causal=True) for sample in (bell, wide)]
-    found = [_c1(runs), _c2(runs), _c3(runs[0]), _c4(runs[0]), _c5(runs[0]), _gradient(runs[0])]
+    if chosen.has_backward:
+        runs = [measures.traced(chosen, sample, causal=True) for sample in (bell, wide)]
+        found = [_c1(runs), _c2(runs), _c3(runs[0]), _c4(runs[0]), _c5(runs[0])]
+        found.append(_gradient(runs[0]))
+    else:
+        names = ("C1", "C2", "C3", "C4", "C5", "gradient")
+        nothing = "the recipe has a forward alone: none of its operands is used twice"
+        found = [_property(name, Verdict.NO_BACKWARD, nothing, {}) for name in names]
     tell(1, 3, "packing")
     found.append(_packing(chosen, wide))
     tell(2, 3, "prefixes")
@@ -79,7 +85,7 @@ def _c1(runs: list[Run]) -> Property:
         f" {pairs - differing} of {pairs} visible pairs"
     )
     recipe = runs[0].recipe
-    forward, backward = recipe.softmax.score_factor, recipe.gradient.score_factor
+    forward, backward = recipe.softmax.score_factor, recipe.backward.gradient.score_factor
     details = []
     if forward != backward:
         details.append(
@@ -113,13 +119,13 @@ def _c2(runs: list[Run]) -> Property:
             line = f"{shown}: {formats}; they differ in {seen}"
         else:
             line = f"{shown}: {formats}; the values are the same"
-        guarded = [_product(use) for use in uses if getattr(recipe, _field(use)).guarded]
+        guarded = [_product(use) for use in uses if recipe.product(_field(use)).guarded]
         if guarded:
             line += f"; guarded blocks of {' and '.join(guarded)} take the inputs"
         details.append(line)
     if broken:
         return _property("C2", False, f"two values: {', '.join(broken)}", figures, details)
-    if any(product.guarded for product in (recipe.s, recipe.o, recipe.dp, recipe.dq)):
+    if any(recipe.product(name).guarded for name in ("s", "o", "dp", "dq")):
         verdict, finding = (
             Verdict.HOLDS_OUTSIDE_GUARDED_BLOCKS,
             "one value each, but in guarded blocks",
@@ -216,7 +222,8 @@ def _packing(recipe: Recipe, sample: Sample) -> Property:
         f"documents of {', '.join(some)} and {last} tokens, in two orders, causal, full, and with other keys, a"
         " window, a soft cap and a sink"
     )
-    finding = f"{documents}: out, lse, dq, dk and dv are " + (
+    results = "out, lse, dq, dk and dv" if recipe.has_backward else "out and lse"
+    finding = f"{documents}: {results} are " + (
         "not those of each alone" if count else "those of each alone"
     )
     return _property("packing", not count, finding, {"changes": count}, details)

@@ -45,6 +45,23 @@ def scalar(x: Array, *, operand: Operand) -> tuple[Array]:
 
 
 @_backend.jit(static=("operand",))
+def descaled(x: Array, descales: Array, *, operand: Operand) -> tuple[Array]:
+    """Codes of rows `x` [rows, channels] divided by the descale of each, [rows, 1]."""
+    xp = _backend.namespace(x, descales)
+    quotient = _float32.divide(x, xp.broadcast_to(descales, x.shape))
+    return (encode_bits(quotient, FORMATS[operand.format], overflow=Overflow.SATURATE),)
+
+
+@_backend.jit(static=("operand",))
+def descales(amax: Array, *, operand: Operand) -> tuple[Array]:
+    """float32 bits of amax / the largest element, 1 for an amax of 0: what codes are multiplied by."""
+    xp = _backend.namespace(amax)
+    largest = np.uint32(np.float32(FORMATS[operand.format].max).view(np.uint32))
+    quotient = _float32.divide(amax, xp.full(amax.shape, largest, dtype=np.uint32))
+    return (xp.where(amax == np.uint32(0), _float32.ONE, quotient),)
+
+
+@_backend.jit(static=("operand",))
 def blocks(x: Array, *, operand: Operand) -> tuple[Array, Array]:
     """Codes and scales of `x` [..., rows, channels], each block by its own values."""
     return quantize_bits(x, PRESETS[operand.format], operand.block)

@@ -21,10 +21,10 @@ OVER_CHANNELS = frozenset({Use.S_Q, Use.S_K, Use.DP_DO, Use.DP_V})
 
 
 class Grid(NamedTuple):
-    """Blocks of 32 tokens that start at each document.
+    """Blocks of 32 tokens, or of 16, that start at each document.
 
     Attributes:
-        tokens: [blocks, 32], packed tokens, -1 past a document's end.
+        tokens: [blocks, 32 or 16], packed tokens, -1 past a document's end.
         block: [tokens], the block of each token.
         offset: [tokens], its place there.
         previous: [blocks], the block before it in its document, -1 for a document's first.
@@ -36,23 +36,36 @@ class Grid(NamedTuple):
     previous: Indices
 
     @classmethod
-    def of(cls, documents: Documents) -> Grid:
-        """The grid of packed documents."""
+    def of(cls, documents: Documents, size: int = BLOCK) -> Grid:
+        """The grid of packed documents, in blocks of `size`."""
         rows, block, offset, previous, count = [], [], [], [], 0
         for document in documents:
             length = document.stop - document.start
             place = np.arange(length, dtype=np.int32)
-            blocks = -(-length // BLOCK)
-            filled = np.arange(blocks * BLOCK, dtype=np.int32)
+            blocks = -(-length // size)
+            filled = np.arange(blocks * size, dtype=np.int32)
             filled = np.where(filled < length, filled + np.int32(document.start), np.int32(-1))
-            rows.append(filled.reshape(blocks, BLOCK))
-            block.append(place // BLOCK + np.int32(count))
-            offset.append(place % BLOCK)
+            rows.append(filled.reshape(blocks, size))
+            block.append(place // size + np.int32(count))
+            offset.append(place % size)
             earlier = np.arange(count - 1, count - 1 + blocks, dtype=np.int32)
             earlier[:1] = -1
             previous.append(earlier)
             count += blocks
         return cls(*(np.concatenate(x).astype(np.int32) for x in (rows, block, offset, previous)))
+
+    def of_documents(self, documents: Documents) -> Indices:
+        """[documents, most blocks of one], the blocks of each document, -1 past its end."""
+        counts = [-(-length // self.size) for length in documents.lengths]
+        place = np.arange(max(counts, default=0), dtype=np.int32)
+        first = np.cumsum([0, *counts])[: len(counts), None]
+        inside = place < np.array(counts, dtype=np.int32).reshape(-1, 1)
+        return np.where(inside, first + place, -1).astype(np.int32)
+
+    @property
+    def size(self) -> int:
+        """Tokens of a block."""
+        return int(self.tokens.shape[1])
 
 
 class Copy(NamedTuple):
@@ -65,7 +78,10 @@ class Copy(NamedTuple):
         heads: heads of the input.
         operand: the use it was made for.
         grid: the token blocks.
+        descales: float32 bits [documents, kv_heads] that the codes of a document and key/value head stand for times,
+            or None.
         powers: e8m0 codes [tokens * heads + 1, 1] of a power of two that each token has besides its scales, or None.
+        dequantized: bfloat16 codes of the values [tokens * heads + 1, channels], for products that take these, or None.
     """
 
     codes: Array
@@ -74,6 +90,8 @@ class Copy(NamedTuple):
     operand: Operand
     grid: Grid
     powers: Array | None = None
+    descales: Array | None = None
+    dequantized: Array | None = None
 
     @property
     def channels(self) -> int:
@@ -95,7 +113,7 @@ class Copy(NamedTuple):
         shape = (-1, self.heads)
         codes = self.codes[:-1].reshape(*shape, self.codes.shape[1])
         if self.scales is None:
-            return codes, None
+            return codes, self.descales
         return codes, self.scales[:-1].reshape(*shape, self.scales.shape[1])
 
     @property
@@ -105,7 +123,8 @@ class Copy(NamedTuple):
 
     def not_finite(self) -> Array:
         """Whether each code is NaN or infinite: bool [tokens, heads, channels]."""
-        values = decode_bits(self.codes[:-1], FORMATS[sides.element(self.operand)])
+        codes = self.codes if self.dequantized is None else self.dequantized
+        values = decode_bits(codes[:-1], FORMATS[sides.taken_format(self.operand)])
         bad = _primitive.special((values & _float32.MAGNITUDE) >= _float32.INFINITY)
         return bad.reshape(-1, self.heads, self.codes.shape[1])
 
@@ -136,7 +155,7 @@ class Copy(NamedTuple):
             return self._static((tokens.shape[1] // BLOCK, len(tokens), channels))
         if self.by_token:
             return None
-        of_token = np.append(self.grid.block, np.int32(-1))[tokens[:, ::BLOCK]]
+        of_token = np.append(self.grid.block, np.int32(-1))[tokens[:, :: self.grid.size]]
         index = np.ascontiguousarray(self._block_index(of_token, heads).T)
         scales = _backend.gather(self.scales, index)
         if scales.shape[2] == channels:
@@ -190,7 +209,10 @@ def taken(
     index = copy.rows_of(tokens, heads)
     fold = shift = scales = None
     taken_high = None if high is None else _backend.gather(high, index)
-    if use in OVER_CHANNELS:
+    if copy.dequantized is not None:
+        at = index if use in OVER_CHANNELS else np.ascontiguousarray(index.T)
+        codes = _backend.gather(copy.dequantized, at)
+    elif use in OVER_CHANNELS:
         codes = _backend.gather(copy.codes, index)
         scales = copy.scales_over_channels(tokens, heads)
         if copy.powers is not None:

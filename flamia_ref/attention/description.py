@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from flamia_ref.attention.copies import INPUT_USES, OVER_CHANNELS
+from flamia_ref.attention.copies import INPUT_USES, OVER_CHANNELS, uses_of
 from flamia_ref.attention.data import plain
-from flamia_ref.attention.product import Guard, Operand
+from flamia_ref.attention.product import Guard, Operand, Scope
 from flamia_ref.attention.recipe import Recipe, Step
 
 _SHOWN = {"q": "q", "k": "k", "v": "v", "do": "dO"}
@@ -16,15 +16,17 @@ _SHOWN = {"q": "q", "k": "k", "v": "v", "do": "dO"}
 def form(operand: Operand) -> str:
     """The format of an operand and its block."""
     if operand.block is None:
-        return operand.format
+        return f"{operand.format} per head" if operand.scope is Scope.HEAD else operand.format
     return f"{operand.format} {operand.block[0]}x{operand.block[1]}"
 
 
 def summary(recipe: Recipe) -> str:
     """How a recipe stores q, k, v and dO, in a line: for products over channels, and over tokens where that differs."""
     alike: dict[str, list[str]] = {}
-    for tensor, uses in INPUT_USES.items():
-        ordered = sorted(uses, key=lambda use: use not in OVER_CHANNELS)
+    for tensor in INPUT_USES:
+        ordered = sorted(uses_of(recipe, tensor), key=lambda use: use not in OVER_CHANNELS)
+        if not ordered:
+            continue
         operands = [recipe.operand(use) for use in ordered]
         text = " and ".join(dict.fromkeys(map(form, operands)))
         if any(operand.promoted_from for operand in operands):

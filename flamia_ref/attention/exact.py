@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flamia_ref.attention.exact_forward import LOG2_E, ExactForward, Rows, static_scale
-from flamia_ref.attention.exact_tensor import Exponents, Tensor
+from flamia_ref.attention.exact_tensor import HIGH, Exponents, Tensor, encoded, pairs
 from flamia_ref.attention.parts import Pairs, Part, Values, over_seen
 from flamia_ref.attention.product import Use
 from flamia_ref.attention.recipe import Recipe
@@ -62,9 +62,10 @@ def forward(
     softmax_scale: float,
     softcap: float | None = None,
     sink: Values | None = None,
-    quantized: bool = True,
+    quantized: bool | frozenset[Use] = True,
 ) -> Outputs:
-    """The forward of a recipe in float64. `quantized` False: every quantizer is the identity."""
+    """The forward of a recipe in float64. `quantized`: the uses whose quantizers are on, the others are the identity;
+    True for all, False for none."""
     run = ExactForward(
         q,
         k,
@@ -90,7 +91,7 @@ def gradient(
     softmax_scale: float,
     softcap: float | None = None,
     sink: Values | None = None,
-    quantized: bool = True,
+    quantized: bool | frozenset[Use] = True,
 ) -> Gradients:
     """The gradient of sum(dout * out), out that of `forward`, straight through its quantizers."""
     run = ExactForward(
@@ -144,11 +145,14 @@ def backward(
     softmax_scale: float,
     softcap: float | None = None,
     sink: Values | None = None,
+    quantized: bool | frozenset[Use] = False,
 ) -> Gradients:
-    """What the recipe's own backward gives in float64 from out and lse, every quantizer and rounding the identity.
+    """What the recipe's own backward gives in float64 from out and lse, the quantizers as in `forward`, which makes
+    them; no other rounding.
 
-    Scales stay: a static one, an offset of P, and one that an operand takes over from another. So this equals
-    `gradient` with `quantized` False only if the backward's parts fit together, and fit the forward.
+    Without its quantizers the scales stay: a static one, an offset of P, and one that an operand takes over from
+    another. So this equals `gradient` with `quantized` False only if the backward's parts fit together, and fit the
+    forward.
     """
     run = ExactForward(
         q,
@@ -157,12 +161,12 @@ def backward(
         recipe,
         mask,
         softmax_scale=softmax_scale,
-        quantized=False,
+        quantized=quantized,
         softcap=softcap,
         sink=sink,
     )
     out, lse = _outputs(run, q, v)
-    knobs = recipe.gradient
+    knobs = recipe.backward.gradient
     inside, outside = softmax_scale, 1.0
     if knobs.softmax_scale == "epilogue":
         inside, outside = outside, inside
@@ -188,7 +192,11 @@ def backward(
             below = base[part.head, part.rows, None]
             t, slope = run.scores(part)
             p = np.where(seen, np.exp2(t - below), 0)
-            dp = tensors[Use.DP_DO].values[row] @ tensors[Use.DP_V].values[key].T
+            do_row, v_key = tensors[Use.DP_DO], tensors[Use.DP_V]
+            dp = do_row.values[row] @ v_key.values[key].T
+            cut = run.guarded(part, Use.DP_V)
+            if cut.any():
+                dp = np.where(cut, do_row.guarded[row] @ v_key.guarded[key].T, dp)
             of_dout = tensors[Use.DP_DO].values if knobs.delta_source == "quantized_dout" else dout
             terms = of_dout[row] * out[row]
             if knobs.delta_source == "p_dp":  # P and dP have inverse factors of dO's
@@ -200,11 +208,22 @@ def backward(
             p = np.ldexp(p, knobs.p_offset)
 
             def left(x: Values, use: Use, part: Part = part) -> Values:
-                return static_scale(recipe.operand(use)) * np.ldexp(
-                    x, _taken(recipe, tensors, part, use)
-                )
+                operand = recipe.operand(use)
+                x, scale = np.ldexp(x, _taken(recipe, tensors, part, use)), static_scale(operand)
+                if use is not Use.DV_P:  # P takes its own by its offset
+                    x = x / scale
+                if use in run.quantized and x.size:
+                    x = pairs(x, operand)
+                return x * scale
 
-            dq[row] = over_seen(left(ds, Use.DQ_DS), tensors[Use.DQ_K].elements[key], seen)
+            cut = run.guarded(part, Use.DQ_K)
+            outer = np.where(cut, 0, ds)
+            dq[row] = over_seen(left(outer, Use.DQ_DS), tensors[Use.DQ_K].elements[key], seen)
+            if cut.any():
+                inner = np.where(cut, ds, 0)
+                if Use.DQ_DS in run.quantized:
+                    inner = encoded(inner.astype(np.float32), HIGH)
+                dq[row] += over_seen(inner, tensors[Use.DQ_K].guarded[key], seen & cut)
             dk[key] += over_seen(left(ds, Use.DK_DS).T, tensors[Use.DK_Q].elements[row], seen.T)
             dv[key] += over_seen(left(p, Use.DV_P).T, tensors[Use.DV_DO].elements[row], seen.T)
             if dsink is not None:
@@ -224,7 +243,7 @@ def _outputs(run: ExactForward, q: Values, v: Values) -> Outputs:
 
 def _of_forward(rows: Rows, run: ExactForward, below: Values, seen: Pairs) -> Values:
     """The forward's P, brought from its base to the backward's."""
-    offset = run.recipe.softmax.p_offset
+    offset = run.recipe.softmax.p_log2
     return np.where(seen, rows.p * np.exp2(rows.base - offset - below), 0)
 
 

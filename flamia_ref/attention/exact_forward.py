@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flamia_ref.attention.exact_tensor import HIGH, UNIT, Tensor, encoded, tensor
+from flamia_ref.attention.exact_tensor import HIGH, UNIT, Tensor, encoded, pairs, tensor
+from flamia_ref.attention.forward_tile import LARGEST_ROUNDED
 from flamia_ref.attention.parts import Pairs, Part, Values, capped, over_seen, parts
 from flamia_ref.attention.product import Guard, Operand, Scope, TileOrder, Use
 from flamia_ref.attention.recipe import Recipe
-from flamia_ref.formats import PRESETS, dequantize, quantize
 from flamia_ref.packing import Mask
 from flamia_ref.packing.tiles import BLOCK
 
@@ -57,7 +57,8 @@ class Rows(NamedTuple):
 
 
 class ExactForward:
-    """A recipe on q, k and v. `quantized` False: every quantizer is the identity."""
+    """A recipe on q, k and v. `quantized`: the uses whose quantizers are on, True for all; the others are the
+    identity."""
 
     def __init__(
         self,
@@ -68,11 +69,12 @@ class ExactForward:
         mask: Mask,
         *,
         softmax_scale: float,
-        quantized: bool,
+        quantized: bool | frozenset[Use],
         softcap: float | None = None,
         sink: Values | None = None,
     ) -> None:
-        self.recipe, self.mask, self.quantized = recipe, mask, quantized
+        self.recipe, self.mask = recipe, mask
+        self.quantized = frozenset(Use if quantized is True else quantized or ())
         self.softmax_scale, self.softcap = softmax_scale, softcap
         self.sink = np.full(q.shape[1], -np.inf) if sink is None else sink * LOG2_E
         self.heads = (q.shape[1], k.shape[1])
@@ -87,15 +89,24 @@ class ExactForward:
         return parts(self.mask, *self.heads, every_key=every)
 
     def guarded(self, part: Part, use: Use) -> Pairs:
-        """The pairs at which a use takes what is for guarded blocks."""
-        if self.quantized and self.recipe.operand(use).guard is Guard.HIGH_PRECISION_WHERE_CUT:
+        """The pairs at which a use takes what is for guarded blocks; none where nothing in its product is quantized."""
+        product = use.split(".")[0]
+        on = any(one.split(".")[0] == product for one in self.quantized)
+        if on and self.recipe.operand(use).guard is Guard.HIGH_PRECISION_WHERE_CUT:
             return part.guarded()
         return np.zeros_like(part.seen)
 
     def tensor(self, x: Values, use: Use) -> Tensor:
         """`x` [tokens, heads, channels] as one use takes it."""
         documents = self.mask.keys if use in _KEYS else self.mask.queries
-        return tensor(x, self.recipe, use, documents, quantized=self.quantized)
+        return tensor(
+            x,
+            self.recipe,
+            use,
+            documents,
+            quantized=use in self.quantized,
+            kv_heads=self.heads[1],
+        )
 
     def scores(self, part: Part) -> tuple[Values, Values]:
         """t = S' c of a part, the scores in log2 units, -inf where masked; and the derivative of the soft cap."""
@@ -104,12 +115,14 @@ class ExactForward:
         cut = self.guarded(part, Use.S_K)
         if cut.any():
             s = np.where(cut, self.q.guarded[row] @ self.k.guarded[key].T, s)
+        if self.recipe.s.corrected and Use.S_Q in self.quantized:
+            s = s + self.q.guarded[row] @ self.k.guarded[key].T
         s, slope = capped(s * self.softmax_scale, self.softcap)
         return np.where(part.seen, s * LOG2_E, -np.inf), slope
 
     def rows(self, part: Part) -> Rows:
         """The forward of one part."""
-        key, offset = (part.keys, part.kv_head), self.recipe.softmax.p_offset
+        key, offset = (part.keys, part.kv_head), self.recipe.softmax.p_log2
         keys, (t, slope) = part.seen.shape[1], self.scores(part)
         t = self._with_masked(part, t)
         cut = _widened(self.guarded(part, Use.O_V), t.shape[1])
@@ -124,9 +137,12 @@ class ExactForward:
         exponents = np.pad(self.v.exponents[key], (0, t.shape[1] - keys))
         taken = exponents if self.recipe.o.right.scale_folded_into is Use.O_P else 0 * exponents
         p = np.ldexp(self._weights(np.ldexp(w, taken)), -taken)
-        static = np.full_like(p, static_scale(self.recipe.o.left))
+        # A scale that P is divided by before it is encoded is no factor.
+        divided = self.recipe.softmax.p_scaling == "static_scale"
+        static = np.full_like(p, 1.0 if divided else static_scale(self.recipe.o.left))
         if cut.any():
-            p = np.where(cut, encoded(w.astype(np.float32), HIGH), p)
+            high = encoded(w.astype(np.float32), HIGH) if Use.O_P in self.quantized else w
+            p = np.where(cut, high, p)
             static, taken = np.where(cut, 1, static), np.where(cut, exponents, taken)
         moved = np.exp2(bases - last)
         w, p = (np.where(counted, x * moved, 0) for x in (w, p))
@@ -219,7 +235,13 @@ class ExactForward:
         if splits > 1:
             first, count = self._tiles(part)
             length = np.maximum(-(-count // splits), 1)
-        base = np.full(len(t), -np.inf)
+        start = -np.inf
+        if knobs.base == "natural_max" and (splits == 1 or knobs.combine != "divide_last"):
+            start = self.sink[part.head]  # of the first split
+        threshold: float = knobs.rescale_threshold
+        if knobs.threshold_unit == "natural":
+            threshold *= LOG2_E
+        base = np.full(len(t), start)
         bases = np.full_like(t, -np.inf)
         run = np.full(len(t), -1)
         for tile in order:
@@ -228,23 +250,24 @@ class ExactForward:
             )
             if splits > 1:
                 now = (tile - first) // length
-                base, run = np.where(now == run, base, -np.inf), now
+                begun = np.where(now == 0, start, -np.inf)
+                base, run = np.where(now == run, base, begun), now
             largest = scores[:, columns].max(axis=1)
-            follows = np.isneginf(base) | ~(largest - base <= knobs.rescale_threshold)
+            follows = np.isneginf(base) | ~(largest - base <= threshold)
             base = np.where(follows, np.maximum(base, largest), base)
             bases[:, columns] = base[:, None]
         return bases
 
     def _weights(self, p: Values) -> Values:
         """P, with the scales that it took over, as O takes it."""
-        operand = self.recipe.o.left
-        if not self.quantized or not p.size:
-            return static_scale(operand) * p
-        narrow = p.astype(np.float32)
-        if operand.format not in PRESETS:
-            return static_scale(operand) * encoded(narrow, operand.format)
-        block = quantize(narrow, operand.format, block=operand.block)
-        return np.asarray(dequantize(block, np.float64))
+        operand, knobs = self.recipe.o.left, self.recipe.softmax
+        if knobs.p_scaling == "static_scale":
+            p = p / static_scale(operand)
+        if Use.O_P in self.quantized and p.size:
+            if knobs.p_overflow == "zero":
+                p = np.where(p.astype(np.float32) > LARGEST_ROUNDED[operand.format], 0, p)
+            p = pairs(p, operand)
+        return static_scale(operand) * p
 
 
 def static_scale(operand: Operand) -> float:

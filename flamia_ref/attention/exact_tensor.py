@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from flamia_ref.attention import smoothing
 from flamia_ref.attention.parts import Values
 from flamia_ref.attention.product import Operand, Scope, Use
 from flamia_ref.attention.recipe import Recipe
@@ -33,7 +34,8 @@ Narrow = npt.NDArray[np.float32]
 
 
 class Tensor(NamedTuple):
-    """One use of q, k, v or dO: its values and those that guarded blocks take [tokens, heads, channels], and the
+    """One use of q, k, v or dO: its values and those that guarded blocks take [tokens, heads, channels], or, of a product
+    that is corrected, those that its start takes; and the
     exponents of the scales that another use takes over, 0 where none does [tokens, heads]."""
 
     values: Values
@@ -46,25 +48,69 @@ class Tensor(NamedTuple):
         return np.ldexp(self.values, -self.exponents[:, :, None])
 
 
-def tensor(x: Values, recipe: Recipe, use: Use, documents: Documents, *, quantized: bool) -> Tensor:
+def tensor(
+    x: Values,
+    recipe: Recipe,
+    use: Use,
+    documents: Documents,
+    *,
+    quantized: bool,
+    kv_heads: int = 1,
+) -> Tensor:
     """`x` [tokens, heads, channels] for one use, quantized document by document, or as it is."""
     operand = recipe.operand(use)
     values, exponents = x.copy(), np.zeros(x.shape[:2], dtype=np.int32)
     if quantized or operand.scale_folded_into is not None:
         narrow = x.astype(np.float32)
+        if operand.smoothing != "none":
+            bits = smoothing.smoothed(narrow.view(np.uint32), operand, documents)
+            narrow = bits.view(np.float32)
         for document in documents:
             if document.start == document.stop:
                 continue
             rows = np.moveaxis(narrow[document], 1, 0)  # [heads, tokens, channels]
-            stored, codes = _stored(rows, recipe, use)
+            if operand.scope is Scope.HEAD:
+                stored, codes = _per_head(rows, operand, kv_heads), None
+            else:
+                stored, codes = _stored(rows, recipe, use)
             if operand.scale_folded_into is not None and codes is not None:
                 exponents[document] = codes.scales[:, :, 0].T.astype(np.int32) - UNIT
             if quantized:
                 values[document] = np.moveaxis(stored, 0, 1)
     guarded = x
-    if quantized and recipe.guard_operands == "codes":
-        guarded = encoded(values.astype(np.float32), HIGH)
+    if quantized:  # bfloat16 inputs stay as they are, a dO that took in a factor does not
+        high = values if recipe.guard_operands == "codes" else x
+        guarded = encoded(high.astype(np.float32), HIGH)
+        if operand.smoothing != "none":
+            given = x.astype(np.float32).view(np.uint32)
+            guarded = smoothing.correction(given, operand, documents).view(np.float32)
+            guarded = guarded.astype(np.float64)
     return Tensor(values, guarded, exponents)
+
+
+def pairs(x: Values, operand: Operand) -> Values:
+    """P or dS of some rows and keys, with the scales that they took over, as one use takes them: the values of their
+    codes, without a static scale. Blocks begin at the first row and key."""
+    narrow = x.astype(np.float32)
+    if operand.format not in PRESETS:
+        return encoded(narrow, operand.format)
+    if operand.scope is Scope.LARGEST_SCORE:
+        return _by_largest(narrow.astype(np.float64), operand)
+    return np.asarray(dequantize(quantize(narrow, operand.format, block=operand.block), np.float64))
+
+
+def _by_largest(x: Values, operand: Operand) -> Values:
+    """P in blocks of keys by what the largest score of each gives, which is its largest P: over the largest element that
+    is what P is divided by, and, rounded, the scale."""
+    chosen = PRESETS[operand.format]
+    rows, keys = x.shape
+    size = PRESETS[operand.format].checked_block(operand.block)[1]
+    wide = np.pad(x, ((0, 0), (0, -keys % int(size)))).reshape(rows, -1, int(size))
+    divisor = wide.max(axis=2, keepdims=True, initial=0) / chosen.element.max
+    scale = decode(encode(divisor, chosen.scale), chosen.scale, np.float64)
+    quotient = np.divide(wide, divisor, out=np.zeros_like(wide), where=divisor > 0)
+    values = decode(encode(quotient, chosen.element), chosen.element, np.float64) * scale
+    return np.asarray(values.reshape(rows, -1)[:, :keys])
 
 
 def encoded(x: Narrow, name: str, *, static_scale: int | None = None) -> Values:
@@ -96,6 +142,16 @@ def _stored(rows: Narrow, recipe: Recipe, use: Use) -> tuple[Values, BlockTensor
     else:
         codes = quantize(rows, operand.format, block=operand.block)
     return np.asarray(dequantize(codes, np.float64)), codes
+
+
+def _per_head(rows: Narrow, operand: Operand, kv_heads: int) -> Values:
+    """One document [heads, tokens, channels] in codes that stand for a float32 descale times them, one for all heads
+    that share a key/value head."""
+    grouped = rows.reshape(kv_heads, -1)
+    amax = np.abs(grouped).max(axis=1, keepdims=True)
+    descale = np.where(amax == 0, np.float32(1), amax / np.float32(FORMATS[operand.format].max))
+    values = encoded(grouped / descale, operand.format) * descale.astype(np.float64)
+    return values.reshape(rows.shape)
 
 
 def _by_previous(rows: Narrow, operand: Operand) -> BlockTensor:

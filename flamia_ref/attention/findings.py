@@ -25,6 +25,8 @@ class Verdict(StrEnum):
     BROKEN = "broken"
     MEASURED = "measured"
     """A number, neither kept nor broken."""
+    NO_BACKWARD = "no backward"
+    """There is nothing to look at: the recipe has no backward."""
 
 
 TITLES: Mapping[str, str] = {

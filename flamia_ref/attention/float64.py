@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from flamia_ref import _backend
 from flamia_ref.attention import exact, inputs
-from flamia_ref.attention.parts import Part, Values, capped, over_seen, parts
+from flamia_ref.attention.parts import Part, Values, capped, over_seen, parts, some_parts
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.packing.mask import Window
 
@@ -65,11 +66,23 @@ def forward(
         softcap=softcap,
         sink=sink,
     )
+    return _forward(given, given.parts())
+
+
+def forward_rows(q: Any, k: Any, v: Any, queries: npt.NDArray[np.int64], **attended: Any) -> Forward:
+    """`forward` of some packed queries alone, ascending: their rows of out and lse. `attended`: all keywords of it."""
+    given = _Given({"q": q, "k": k, "v": v}, **attended)
+    heads, kv_heads = given.values[0].shape[1], given.values[1].shape[1]
+    found = _forward(given, some_parts(given.mask, heads, kv_heads, queries))
+    return Forward(found.out[queries], found.lse[:, queries])
+
+
+def _forward(given: _Given, some: Iterable[Part]) -> Forward:
     queries, _, values = given.values
     out = np.zeros((*queries.shape[:2], values.shape[2]))
     lse = np.empty(queries.shape[1::-1])
     with np.errstate(all="ignore"):
-        for part in given.parts():
+        for part in some:
             row = _row(part, given)
             lse[part.head, part.rows] = row.lse
             out[part.rows, part.head] = over_seen(row.p, values[part.keys, part.kv_head], part.seen)

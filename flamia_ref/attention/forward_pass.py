@@ -147,8 +147,19 @@ class ForwardRun(Run):
         rows = [bad[document].any(axis=0) for document in self.mask.keys]
         return self.layout.stack(rows).reshape(-1, self.value_dim)
 
+    def factors_of(self, batch: QueryTiles) -> Factors:
+        """The constants between S and the exponent of a batch of query tiles."""
+        of_q, of_k = (
+            self.descales(use, batch.document, batch.head // self.group)
+            for use in (Use.S_Q, Use.S_K)
+        )
+        if of_q is None and of_k is None:
+            return self.factors
+        return forward_tile.descaled(self.factors, of_q, of_k)
+
     def _tiles(self, tiles: QueryTiles, v_nan: Array | None) -> list[Late]:
-        """Everything for one batch of query tiles: output codes, o, lse, row maximum and row sum, rows first."""
+        """Everything for one batch of query tiles: output codes, o, lse, row maximum and row sum, rows first; the codes
+        of O of high precision, where it is made."""
         count = len(tiles)
         batch = tiles.padded(self.filled(count))
         bounds = batch.bounds(self.mask)
@@ -158,6 +169,8 @@ class ForwardRun(Run):
         kv_head = batch.head // self.group
         queries = self.rows(Use.S_Q, batch.query_tokens(), batch.head)
         nan = sink = None
+        factors = self.factors_of(batch)
+        v_descale = self.descales(Use.O_V, batch.document, kv_head)
         if v_nan is not None:
             nan = self.to_compute(_backend.gather(v_nan, batch.document * self.kv_heads + kv_head))
         if self.sink is not None:
@@ -168,15 +181,19 @@ class ForwardRun(Run):
         for split in range(self.splits):
             first = np.minimum(begin + split * length, end)
             last = np.minimum(first + length, end)
-            state = self._key_tiles(tiles, batch, bounds, first, last, queries, kv_head)
+            with_sink = sink if inside and split == 0 else None
+            state = self._key_tiles(
+                tiles, batch, bounds, first, last, queries, kv_head, with_sink, factors
+            )
             # Rows that see a key of the document may see none of this run.
             unseen = (bounds[1] < first[:, None] * batch.keys) | (
                 bounds[0] >= last[:, None] * batch.keys
             )
-            with_sink = sink if inside and split == 0 else None
             unseen = self.to_compute(unseen | (bounds[1] < 0))
             runs.append(
-                forward_tile.end(state, with_sink, unseen, nan, self.factors, recipe=self.recipe)
+                forward_tile.end(
+                    state, with_sink, unseen, nan, factors, v_descale, recipe=self.recipe
+                )
             )
         self._unseen_scores(tiles, batch, begin, end, queries, kv_head)
         o, lse, row_max, row_sum = runs[0]
@@ -186,7 +203,11 @@ class ForwardRun(Run):
             stacked = [xp.stack(column) for column in zip(*runs, strict=True)]
             o, lse = forward_tile.combined(stacked[0], stacked[1], late, recipe=self.recipe)
             row_max, row_sum = (xp.moveaxis(x, 0, 2) for x in stacked[2:])
-        results = (forward_tile.output(o), o, lse, row_max, row_sum)
+        more: tuple[Array, ...] = ()
+        if forward_tile.has_high_precision(self.recipe):
+            o, high = forward_tile.halves(o)
+            more = (forward_tile.output(high),)
+        results = (forward_tile.output(o), o, lse, row_max, row_sum, *more)
         return [Late(self, x, count) for x in results]
 
     def _key_tiles(
@@ -198,11 +219,15 @@ class ForwardRun(Run):
         last: Indices,
         queries: Rows,
         kv_head: Indices,
+        sink: Array | None,
+        factors: Factors,
     ) -> forward_tile.State:
-        """The state of a batch of query tiles after the key tiles `first` to `last` of each."""
+        """The state of a batch of query tiles after the key tiles `first` to `last` of each. `sink` [tiles]."""
         recipe, count = self.recipe, len(tiles)
         state = forward_tile.start(len(batch), batch.rows, self.value_dim, recipe)
         state = forward_tile.State(*(self.to_compute(self.layout.asarray(x)) for x in state))
+        if sink is not None and recipe.softmax.base == "natural_max":
+            state = forward_tile.with_sink(state, sink)
         descending = recipe.o.tile_order.under(self.mask.bounded) is TileOrder.DESCENDING
         names = ("s", "p", *(f"{pair_names(recipe)[Use.O_P]}.{x}" for x in ("codes", "scales")))
         least, most = (self.to_compute(x) for x in bounds)
@@ -230,7 +255,7 @@ class ForwardRun(Run):
                 self.rows(Use.S_K, tokens, kv_head),
                 self.rows(Use.O_V, tokens, kv_head),
                 work,
-                self.factors,
+                factors,
                 recipe=recipe,
             )
             keys = tile_keys(tiles.document, tiles.head, tiles.first, key_start[:count])
@@ -274,19 +299,20 @@ class ForwardRun(Run):
             runs = (self.splits,) if self.splits > 1 else ()
             empty = xp.zeros((0, *runs), dtype=np.uint32)
             wide = xp.zeros((0, self.value_dim), dtype=np.uint32)
-            columns = [
-                [wide.astype(np.uint16), wide, xp.zeros((0,), dtype=np.uint32), empty, empty]
-            ]
+            codes = wide.astype(np.uint16)
+            columns = [[codes, wide, xp.zeros((0,), dtype=np.uint32), empty, empty, codes]]
         rows = (
             _backend.gather(xp.concatenate(list(column)), place)
             for column in zip(*columns, strict=True)
         )
-        out, o, lse, row_max, row_sum = (x.reshape(*shape, *x.shape[1:]) for x in rows)
+        out, o, lse, row_max, row_sum, *high = (x.reshape(*shape, *x.shape[1:]) for x in rows)
         out = out.astype(np.uint32) << np.uint32(16)
         found = {"o": o, "row_max": row_max.T, "row_sum": row_sum.T}
         saved = {}
         if "o" in self.keeps:
             saved["o"] = self.finished(o)
+        if "high_precision_out" in self.keeps:
+            saved["high_precision_out"] = self.finished(high[0].astype(np.uint32) << np.uint32(16))
         if "row_base" in self.keeps:
             saved["row_base"] = self.finished(self._row_bases())
         return Forward(

@@ -132,7 +132,8 @@ def check_scales(operands: Prepared, queries: Documents | None, keys: Documents 
         elif documents is None:
             count = copy.scales.shape[0]
         else:
-            count = sum(-(-length // BLOCK) for length in documents.lengths)
+            size = BLOCK if rows == "all" else min(int(rows), BLOCK)
+            count = sum(-(-length // size) for length in documents.lengths)
         if tuple(copy.scales.shape) != (count, heads, blocks):
             raise ValueError(
                 f"{name}.scales has shape {tuple(copy.scales.shape)}; for codes {tuple(copy.codes.shape)} and blocks of"

@@ -359,6 +359,9 @@ def score_factor(softmax_scale: float, rounding: ScoreFactor) -> np.uint32:
         case "float32_product":
             with np.errstate(all="ignore"):
                 factor = np.float32(softmax_scale) * np.float32(math.log2(math.e))
+        case "float32_scale":
+            with np.errstate(all="ignore"):
+                factor = np.float32(float(np.float32(softmax_scale)) * math.log2(math.e))
     if not np.finfo(np.float32).tiny <= factor < np.inf:
         raise _bad_score_factor(softmax_scale)
     return np.uint32(factor.view(np.uint32))

@@ -12,6 +12,7 @@ from flamia_ref import _backend
 from flamia_ref.attention.backward_pass import backward
 from flamia_ref.attention.forward_pass import forward
 from flamia_ref.attention.recipe import Recipe
+from flamia_ref.attention.results import Forward
 from flamia_ref.attention.samples import Sample
 
 Results = dict[str, npt.NDArray[np.float32]]
@@ -85,15 +86,18 @@ def _rows(recipe: Recipe, sample: Sample, tokens: int) -> Results:
     """What the first `tokens` alone give, of what has a row for each query."""
     q, k, v, dout = (x[:tokens] for x in (sample.q, sample.k, sample.v, sample.dout))
     result = forward(q, k, v, recipe)
-    return {
-        "out": np.asarray(result.out),
-        "lse": np.asarray(result.lse).T,
-        "dq": np.asarray(backward(q, k, v, dout, result).dq),
-    }
+    found = _outputs(result)
+    if recipe.has_backward:
+        found["dq"] = np.asarray(backward(q, k, v, dout, result).dq)
+    return found
+
+
+def _outputs(result: Forward) -> Results:
+    return {"out": np.asarray(result.out), "lse": np.asarray(result.lse).T}
 
 
 def _both(recipe: Recipe, sample: Sample, keys: Sample, attended: Mapping[str, Any]) -> Results:
-    """All results of a forward and a backward, tokens first."""
+    """All results of a forward and, where there is one, a backward, tokens first."""
     first = forward(
         sample.q,
         keys.k,
@@ -103,10 +107,11 @@ def _both(recipe: Recipe, sample: Sample, keys: Sample, attended: Mapping[str, A
         cu_seqlens_k=np.array(keys.documents.offsets, dtype=np.int32),
         **attended,
     )
+    if not recipe.has_backward:
+        return _outputs(first)
     second = backward(sample.q, keys.k, keys.v, sample.dout, first)
     return {
-        "out": np.asarray(first.out),
-        "lse": np.asarray(first.lse).T,
+        **_outputs(first),
         "dq": np.asarray(second.dq),
         "dk": np.asarray(second.dk),
         "dv": np.asarray(second.dv),

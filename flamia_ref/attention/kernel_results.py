@@ -116,7 +116,8 @@ def _checked_saved(
         )
     tokens, heads, _ = out.shape
     tiles = max((-(-keys // recipe.tiles.key) for keys in mask.keys.lengths), default=0)
-    shapes = {"o": tuple(out.shape), "row_base": (heads, tokens, tiles)}
+    shapes = dict.fromkeys(("o", "high_precision_out"), tuple(out.shape))
+    shapes["row_base"] = (heads, tokens, tiles)
     found = {}
     for name, x in saved.items():
         if name not in kept:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -15,6 +16,7 @@ from flamia_ref.attention.product import KEY_TILE_ORDERS, QUERY_TILE_ORDERS, Til
 
 SMALLEST_TILE, LARGEST_TILE = 32, 256
 _MOST_SPLITS = 256
+_LARGEST_P_SCALE = 1 << 20
 
 
 class DeltaSum(StrEnum):
@@ -26,11 +28,14 @@ class DeltaSum(StrEnum):
     """Float32 products; threads add vectors of 8 channels, then a butterfly at distance 1, 2, 4, ..."""
     HALF_PRODUCTS = "half_products"
     """Products rounded to bfloat16; 8 threads add pairs of channels, then a butterfly at distance 4, 2, 1."""
+    PRODUCTS_ASCENDING = "products_ascending"
+    """Float32 products, added one after the other, ascending from +0."""
 
 
-ScoreFactor = Literal["exact_product", "float64_product", "float32_product"]
+ScoreFactor = Literal["exact_product", "float64_product", "float32_product", "float32_scale"]
 """The float32 c = softmax_scale log2(e): the exact product rounded once, the float64 product of float64 factors
-rounded again, or the float32 product of float32 factors."""
+rounded again, the float32 product of float32 factors, or the float64 product of the float32 scale and the float64
+logarithm, rounded again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,29 +73,47 @@ class Softmax(Data):
     and c is the float32 log2(e).
 
     Attributes:
-        exp2, log2, reciprocal, tanh: models of the special functions.
+        exp2, log2, reciprocal, tanh: models of the special functions. With the base "natural_max" those of e^x and of
+            the natural logarithm.
         emulated: columns whose 2^x is computed otherwise, in the forward.
         score: "folded": softmax_scale is in c. "scaled": S' = S softmax_scale, rounded, and c is the float32 log2(e).
         score_factor: how c is rounded where softmax_scale is in it.
         base: "integer_max": with t = S c, n = ceil(t), the row maximum of n, so that a rescale is an exact exponent
-            add. "raw_max": of S. "scaled_max": of S c, from -3.4028235e38.
+            add. "raw_max": of S. "scaled_max": of S c, from -3.4028235e38. "natural_max": of S', which score "scaled"
+            makes, NaN winning; P = e^(S' - base), the difference rounded, and a sum is rescaled by e^(old - new). A
+            sink is the base and 1 the row sum before the first key tile.
         exp2_argument: "split": x = fma(S, c, -n), and 2^x then has its exponent raised by n - base. "fused": x =
-            fma(S, c, offset - base), the base in units of S c. "unfused": the same, the product rounded first.
+            fma(S, c, offset - base), the base in units of S c. "unfused": the same, the product rounded first; with
+            the base "natural_max" it stands for the two roundings of S' - base.
         mask_value: a finite score that masked pairs have; they then count in the row maximum and in the row sum, and
             reach the output where no visible score is far above it. None: they are selected out.
-        rescale_threshold: how far, in log2 units, the maximum may pass the base before the base follows.
+        rescale_threshold: how far, in units of `threshold_unit`, the maximum may pass the base before the base follows.
+        threshold_unit: "log2", with the base "natural_max" by the float32 of T ln 2; or "natural", with that base only.
         p_offset: P is 2^p_offset times the probability relative to the base, and so are the row sum and O's
-            accumulator.
+            accumulator. 0 with the base "natural_max".
+        p_scale: a factor of P, of its sums and of O's accumulator besides, by the float32 log2(p_scale) in the exponent: x
+            = fma(S, c, -fma(base, c, -log2(p_scale))). 1 for none of it.
+        p_scaling: "exponent": P as O's product takes it has the factor 2^p_offset alone. "static_scale": it is divided
+            by its operand's static scale before it is encoded, which the product gives back.
+        p_overflow: a P that passes its element. "refused": a recipe that lets it is none. "saturated": it is the
+            largest value. "zero": it is 0 from where rounding to nearest would pass the largest value on.
+        nan_p: whether a P that is NaN is "kept" or "zero", in the forward and in the backward.
         row_sum: "eight_lanes": column r modulo 8 in lane r, ascending, lane 0 starting from the sum so far; then
             ((L0+L2)+(L4+L6)) + ((L1+L3)+(L5+L7)). "two_lanes": even and odd columns, each 64 ascending, these added,
             then onto the rescaled sum by a fused multiply-add; the lanes are added at the end. "ascending": onto the
-            rescaled sum, one column after another.
+            rescaled sum, one column after another. "by_tiles": one column after another from +0, then that onto the
+            rescaled sum. "bfloat16_butterfly", of tiles of 32 keys: rounded to bfloat16, each
+            column is added to the one at distance 1, the sums to those at distance 4, 2, 16 and 8, all in bfloat16;
+            then onto the rescaled sum by a fused multiply-add. "octets": four lanes, each adds columns of its own onto its
+            rescaled sum, the first by a fused multiply-add: lane r takes the columns from 8 r to 8 r + 7 of each 32; at
+            the end (L0+L1) + (L2+L3).
         row_sum_of: "p": the float32 P. "codes": P as O's product takes it, without a scale that it took over.
         normalisation: "reciprocal": O times the reciprocal model. "zero_safe_reciprocal": that, of 1 for a row sum
-            that is 0 or NaN. "division": O times 1 / max(row sum, 1e-30), the quotient rounded once. "quotient": O /
-            row sum, rounded once.
+            that is 0 or NaN. "zeroing_reciprocal": that, with a factor of 0 for such a row sum. "division": O times 1 / max(row sum, 1e-30), the quotient rounded once. "quotient": O /
+            row sum, rounded once. "clamped_quotient": O / max(row sum, 1), a NaN of the sum kept.
         lse: "log2_sum": ((base - p_offset) + log2(sum)) ln 2. "log2_fma": fma(base, c, log2(sum) - p_offset) ln 2.
-            "natural_fma": fma(base, ln 2, log2(sum) ln 2) - p_offset ln 2.
+            "natural_fma": fma(base, ln 2, log2(sum) ln 2) - p_offset ln 2. "natural_sum": base + ln(sum), with the
+            base "natural_max" and only there.
         combine: how the splits of a document's keys come together. "every_split": each split's share is normalised,
             then applied. "scales_first": the same, but shares that are 0 or NaN are left out. "divide_last": weights
             are applied, those of NaN left out, then their sum divides.
@@ -103,17 +126,25 @@ class Softmax(Data):
     emulated: EmulatedColumns | None = None
     score: Literal["folded", "scaled"] = "folded"
     score_factor: ScoreFactor = "exact_product"
-    base: Literal["integer_max", "raw_max", "scaled_max"] = "integer_max"
+    base: Literal["integer_max", "raw_max", "scaled_max", "natural_max"] = "integer_max"
     exp2_argument: Literal["split", "fused", "unfused"] = "split"
     mask_value: float | None = None
     rescale_threshold: int = 0
+    threshold_unit: Literal["log2", "natural"] = "log2"
     p_offset: int = 0
-    row_sum: Literal["eight_lanes", "two_lanes", "ascending"] = "eight_lanes"
+    p_scale: int = 1
+    p_scaling: Literal["exponent", "static_scale"] = "exponent"
+    p_overflow: Literal["refused", "saturated", "zero"] = "refused"
+    nan_p: Literal["kept", "zero"] = "kept"
+    row_sum: Literal["eight_lanes", "two_lanes", "ascending", "by_tiles", "bfloat16_butterfly", "octets"] = "eight_lanes"
     row_sum_of: Literal["p", "codes"] = "p"
-    normalisation: Literal["reciprocal", "zero_safe_reciprocal", "division", "quotient"] = (
-        "reciprocal"
-    )
-    lse: Literal["log2_sum", "log2_fma", "natural_fma"] = "log2_sum"
+    normalisation: Literal[
+        "reciprocal",
+        "zero_safe_reciprocal",
+        "zeroing_reciprocal",
+        "division", "quotient", "clamped_quotient"
+    ] = "reciprocal"
+    lse: Literal["log2_sum", "log2_fma", "natural_fma", "natural_sum"] = "log2_sum"
     combine: Literal["every_split", "scales_first", "divide_last"] = "every_split"
 
     def __post_init__(self) -> None:
@@ -133,6 +164,20 @@ class Softmax(Data):
                 f"exp2_argument is 'split' with base {self.base!r}; the exponent n - base is an integer only with base"
                 " 'integer_max'"
             )
+        self._check_natural()
+        if not 1 <= self.p_scale <= _LARGEST_P_SCALE:
+            raise ValueError(
+                f"p_scale is {shown(self.p_scale)}; allowed: whole numbers from 1 to {_LARGEST_P_SCALE}"
+            )
+        if self.p_scale != 1 and (self.base, self.exp2_argument, self.p_offset) != (
+            "raw_max",
+            "fused",
+            0,
+        ):
+            raise ValueError(
+                f"p_scale is {self.p_scale} with base {self.base!r}, exp2_argument {self.exp2_argument!r} and p_offset"
+                f" {self.p_offset}; its logarithm is fused with the base of 'raw_max' and 'fused', and p_offset is 0"
+            )
         if (self.lse == "log2_fma") != (self.base == "raw_max"):
             raise ValueError(
                 f"lse is {self.lse!r} with base {self.base!r}; 'log2_fma' takes a base in units of S, which 'raw_max'"
@@ -142,6 +187,43 @@ class Softmax(Data):
             raise ValueError(
                 f"mask_value is {self.mask_value!r}; in float32 it must be finite and below 0, or None for a select"
             )
+
+    @property
+    def p_log2(self) -> float:
+        """log2 of what P is times the probability relative to the base."""
+        return self.p_offset + math.log2(self.p_scale)
+
+    def _check_natural(self) -> None:
+        """Refuse what does not go with a base in natural units, and what goes with that alone."""
+        natural = self.base == "natural_max"
+        if (self.lse == "natural_sum") != natural:
+            raise ValueError(
+                f"lse is {self.lse!r} with base {self.base!r}; 'natural_sum' takes a base in natural units, which"
+                " 'natural_max' alone is"
+            )
+        if not natural:
+            if self.threshold_unit == "natural":
+                raise ValueError(
+                    f"threshold_unit is 'natural' with base {self.base!r}; this base is in log2 units, give 'log2'"
+                )
+            return
+        for name, wanted in (
+            ("score", "scaled"),
+            ("exp2_argument", "unfused"),
+            ("emulated", None),
+            ("mask_value", None),
+            ("p_offset", 0),
+        ):
+            if getattr(self, name) != wanted:
+                raise ValueError(
+                    f"{name} is {shown(getattr(self, name))} with base 'natural_max'; allowed: {shown(wanted)}"
+                )
+        for function in ("exp2", "log2"):
+            _check_model(_NATURAL[function], getattr(self, function))
+
+
+_NATURAL = {"exp2": "exp", "log2": "log"}
+"""The functions that stand in place of those of base 2 with a base in natural units."""
 
 
 def _is_negative(x: float) -> bool:
@@ -162,13 +244,19 @@ class Gradient(Data):
 
     Attributes:
         softmax_scale: "epilogue": it multiplies the float32 accumulators of dQ and dK. "in_ds": dS = P fma(dP,
-            softmax_scale, -(delta softmax_scale)).
+            softmax_scale, -(delta softmax_scale)). "times_ds": dS = (P (dP - delta)) softmax_scale, each step rounded.
         score_factor: how c is rounded in the backward.
         normalisation: "fold_into_dout": P = 2^(t - b) with b = floor(lse log2 e), and dO takes the rest. "lse": P =
-            2^(fma(S, c, -lse log2 e)), in a product and a sum where softmax.exp2_argument is "unfused".
+            2^(fma(S, c, -lse log2 e)), in a product and a sum where softmax.exp2_argument is "unfused"; e^(S' - lse)
+            with the base "natural_max". "row_softmax", with that base only: P = e^(S' - m) / l, m the row's maximum, NaN
+            winning, and l its sum of e^(S' - m), both computed again over all its keys in a pass each, key tiles
+            ascending, by the softmax's row-sum order; a sink counts in both, first. lse says nothing but which rows are
+            dead.
         delta: how the row sums of dO times O are added up.
         delta_source: "returned_out": dO times the returned O. "unrounded_out": dO times O before its output rounding,
-            which the forward keeps. "quantized_dout": the values of dO's codes in dP times the returned O. "p_dp": the
+            which the forward keeps. "high_precision_out": dO times what O would be with P in bfloat16 instead of
+            codes, its accumulator rescaled and normalised as O's and rounded to bfloat16, which the forward keeps.
+            "quantized_dout": the values of dO's codes in dP times the returned O. "p_dp": the
             sum over a row's pairs of P dP, rounded and added by the softmax's row-sum order, key tiles ascending; it
             costs a pass over the pairs.
         p_for_dv: "recomputed": dV's P is computed again from the codes and lse. "forward": it is the P that the forward
@@ -181,13 +269,13 @@ class Gradient(Data):
         heads_order: the order of the query heads of a key/value head.
     """
 
-    softmax_scale: Literal["epilogue", "in_ds"] = "epilogue"
+    softmax_scale: Literal["epilogue", "in_ds", "times_ds"] = "epilogue"
     score_factor: ScoreFactor = "exact_product"
-    normalisation: Literal["fold_into_dout", "lse"] = "fold_into_dout"
+    normalisation: Literal["fold_into_dout", "lse", "row_softmax"] = "fold_into_dout"
     delta: DeltaSum = DeltaSum.FMA_ASCENDING
-    delta_source: Literal["returned_out", "unrounded_out", "quantized_dout", "p_dp"] = (
-        "returned_out"
-    )
+    delta_source: Literal[
+        "returned_out", "unrounded_out", "high_precision_out", "quantized_dout", "p_dp"
+    ] = "returned_out"
     p_for_dv: Literal["recomputed", "forward"] = "recomputed"
     p_offset: int = 0
     masked_ds: Literal["select", "product"] = "select"

@@ -15,7 +15,7 @@ from flamia_ref import _backend, _float32
 from flamia_ref.arithmetic import special
 from flamia_ref.attention import inputs, softmax
 from flamia_ref.attention.backward_pass import backward
-from flamia_ref.attention.copies import INPUT_USES, copy_names
+from flamia_ref.attention.copies import copy_names, uses_of
 from flamia_ref.attention.forward_pass import forward
 from flamia_ref.attention.knobs import DeltaSum
 from flamia_ref.attention.parts import Pairs, Values, capped, parts
@@ -72,9 +72,9 @@ class Count(NamedTuple):
 def recomputed_scores(run: Run) -> Count:
     """Visible pairs whose P of the backward does not follow, to the bit, from the forward's S and lse."""
     recipe, ahead = run.recipe, run.forward
-    knobs, folds = recipe.softmax, recipe.gradient.normalisation == "fold_into_dout"
+    knobs, folds = recipe.softmax, recipe.backward.gradient.normalisation == "fold_into_dout"
     shape = inputs.Shape(ahead.mask, ahead.softmax_scale, ahead.softcap)
-    factors = inputs.factors(shape, knobs, recipe.gradient.score_factor)
+    factors = inputs.factors(shape, knobs, recipe.backward.gradient.score_factor)
     differing = elements = 0
     for index, document in enumerate(ahead.documents):
         base = _float32.multiply(_backend.bits(ahead.lse[:, document]), softmax.LOG2_E)
@@ -98,7 +98,7 @@ def recomputed_scores(run: Run) -> Count:
 
 def two_values(run: Run, tensor: str) -> Count:
     """Elements of q, k, v or do that its two products take with different values, outside guarded blocks."""
-    one, other = (_value(run, use) for use in INPUT_USES[tensor])
+    one, other = (_value(run, use) for use in uses_of(run.recipe, tensor))
     different = one != other
     relative = np.linalg.norm(one - other) / np.linalg.norm(one)
     return Count(int(different.sum()), one.size, float(relative))
@@ -147,16 +147,16 @@ def delta(run: Run) -> Delta:
     """Which O delta is made of."""
     sample, recipe = run.sample, run.recipe
     dout = sample.dout.astype(np.float64)
-    if recipe.gradient.delta_source == "quantized_dout":
+    if recipe.backward.gradient.delta_source == "quantized_dout":
         dout = _value(run, Use.DP_DO)
-    elif recipe.gradient.normalisation == "fold_into_dout":
+    elif recipe.backward.gradient.normalisation == "fold_into_dout":
         r = run.forward.lse.T.astype(np.float64)[:, :, None] * _LOG2_E
         dout = dout * np.exp2(np.floor(r) - r)
     found = run.backward.trace["delta"].T.astype(np.float64)
     distances = []
     for out in (run.forward.out, run.forward.trace["o"]):
         terms = dout * out.astype(np.float64)
-        if recipe.gradient.delta is DeltaSum.HALF_PRODUCTS:
+        if recipe.backward.gradient.delta is DeltaSum.HALF_PRODUCTS:
             terms = _bf16(terms)
         distance = np.abs(found - terms.sum(axis=2)) / np.abs(terms).sum(axis=2)
         distances.append(float(distance.max()))
@@ -203,7 +203,7 @@ def _seen(run: Run, index: int) -> Pairs:
 def _value(run: Run, use: Use) -> Values:
     """What one use of q, k, v or do takes, [tokens, heads, head_dim]."""
     operand, trace = run.recipe.operand(use), {**run.forward.trace, **run.backward.trace}
-    if operand.scope is Scope.UNIT:
+    if operand.plain:
         tensor = use.split(".")[1]
         given = {"q": run.sample.q, "k": run.sample.k, "v": run.sample.v, "do": run.sample.dout}
         return np.asarray(given[tensor], dtype=np.float64)
@@ -247,7 +247,7 @@ def _kept(run: Run, use: Use, index: int, unrounded: str) -> Values:
         scales = trace[f"{name}.scales"][index]
         scales = np.repeat(np.repeat(scales, rows, axis=1), columns, axis=2)
         scales = scales[:, : p.shape[1], : p.shape[2]]
-        rounded = rounded * decode(scales, E8M0, np.float64)
+        rounded = rounded * decode(scales, PRESETS[operand.format].scale, np.float64)
     rounded = np.ldexp(rounded, -_folded_into(run, use, index))
     if use is Use.O_P and recipe.o.guarded:
         rounded = np.where(_guarded(run, index), _bf16(p), rounded)

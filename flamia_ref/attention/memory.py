@@ -116,9 +116,10 @@ def bytes_kept(
         head_dim, value_dim: channels of q and k, and of v and dO; None for equally many.
         heads, kv_heads: heads of q and dO, and of k and v.
 
-    Raises: ValueError or TypeError of one line.
+    Raises: ValueError or TypeError of one line, for a recipe without a backward too.
     """
     chosen = computed_recipe(recipe)
+    chosen.backward  # ValueError for a recipe without one  # noqa: B018
     value_dim = head_dim if value_dim is None else value_dim
     sizes = {"head_dim": head_dim, "value_dim": value_dim, "heads": heads, "kv_heads": kv_heads}
     for name, size in sizes.items():
@@ -159,9 +160,11 @@ def _saved(recipe: Recipe, tensors: Mapping[str, _Tensor]) -> dict[str, int]:
         "out": out.rows * out.channels * FORMATS[recipe.output].bits // 8,
         "lse": out.rows * 4,
     }
-    if recipe.gradient.delta_source == "unrounded_out":
+    if recipe.backward.gradient.delta_source == "unrounded_out":
         saved["o"] = out.rows * out.channels * 4
-    if recipe.gradient.p_for_dv == "forward":
+    if recipe.backward.gradient.delta_source == "high_precision_out":
+        saved["high_precision_out"] = out.rows * out.channels * _HIGH_BYTES
+    if recipe.backward.gradient.p_for_dv == "forward":
         pairs = zip(out.documents.lengths, keys.lengths, strict=True)
         tiles = sum(rows * -(-length // recipe.tiles.key) for rows, length in pairs)
         saved["row_base"] = tiles * out.heads * 4
@@ -196,7 +199,7 @@ def _copies(recipe: Recipe, tensor: str, x: _Tensor) -> list[CopyBytes]:
 
 def _is_plain(operand: Operand) -> bool:
     """Whether a copy is the input itself, in bfloat16."""
-    return operand.format == "bf16" and operand.scope is Scope.UNIT
+    return operand.plain
 
 
 def _bits(operand: Operand) -> int:
@@ -217,7 +220,7 @@ def _row_wise(operand: Operand, x: _Tensor) -> tuple[int, int]:
     step = 64 if _bits(operand) == 4 else BLOCK
     rows = x.of(ROWS) * ROWS * x.heads
     payload = rows * -(-(-(-x.channels // step) * step * _bits(operand)) // 8)
-    if operand.scope is Scope.UNIT:
+    if operand.scope in (Scope.UNIT, Scope.HEAD):
         return payload, 0
     blocks = -(-x.channels // channel_block(operand))
     columns = -(-blocks // _TILE_COLUMNS) * _TILE_COLUMNS
@@ -227,7 +230,7 @@ def _row_wise(operand: Operand, x: _Tensor) -> tuple[int, int]:
 def _column_wise(operand: Operand, x: _Tensor) -> tuple[int, int]:
     rows = x.of(ROWS) * ROWS * x.heads
     payload = -(-rows * x.channels * _bits(operand) // 8)
-    if operand.scope is Scope.UNIT:
+    if operand.scope in (Scope.UNIT, Scope.HEAD):
         return payload, 0
     scales = rows // BLOCK * -(-x.channels // ROWS) * ROWS
     folded = operand.block is not None and operand.block[0] == 1

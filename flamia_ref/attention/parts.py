@@ -12,6 +12,7 @@ from flamia_ref.packing import Mask
 from flamia_ref.packing.tiles import BLOCK
 
 _ROWS = 256  # queries of a part: whole blocks of 32, so that no block of a document is cut
+_SOME_ROWS = 64  # where a few rows may see very many keys
 
 Values = npt.NDArray[np.float64]
 Pairs = npt.NDArray[np.bool_]
@@ -69,6 +70,30 @@ def parts(mask: Mask, heads: int, kv_heads: int, *, every_key: bool = False) -> 
             for head in range(heads):
                 kv_head = head // (heads // kv_heads)
                 yield Part(rows, columns, head, kv_head, seen, document, begin, start)
+
+
+def some_parts(
+    mask: Mask, heads: int, kv_heads: int, queries: npt.NDArray[np.int64]
+) -> Iterator[Part]:
+    """Some packed queries, ascending, of every head once: rows that follow each other, a few at a time.
+
+    Such a part may begin anywhere, so blocks mean nothing in it.
+    """
+    for document, (here, keys) in enumerate(mask):
+        first, last = mask.document_bounds(document)
+        mine = queries[(queries >= here.start) & (queries < here.stop)] - here.start
+        for run in np.split(mine, np.flatnonzero(np.diff(mine) != 1) + 1):
+            for at in range(0, len(run), _SOME_ROWS):
+                begin, end = int(run[at]), int(run[at : at + _SOME_ROWS][-1]) + 1
+                lowest, highest = first[begin:end], last[begin:end]
+                start, stop = _range(lowest, highest, keys.stop - keys.start)
+                place = np.arange(start, stop, dtype=np.int32)
+                seen = (place >= lowest[:, None]) & (place <= highest[:, None])
+                rows = slice(here.start + begin, here.start + end)
+                columns = slice(keys.start + start, keys.start + stop)
+                for head in range(heads):
+                    kv_head = head // (heads // kv_heads)
+                    yield Part(rows, columns, head, kv_head, seen, document, begin, start)
 
 
 def _range(first: npt.NDArray[np.int32], last: npt.NDArray[np.int32], keys: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import numpy as np
 from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref._errors import unknown_name
-from flamia_ref.attention import inputs
+from flamia_ref.attention import inputs, smoothing
 from flamia_ref.attention.computed import computed_recipe
 from flamia_ref.attention.copies import (
     INPUT_USES,
@@ -21,10 +21,12 @@ from flamia_ref.attention.copies import (
     Maker,
     copy_names,
     needs_high,
+    uses_of,
 )
 from flamia_ref.attention.kernel_layouts import KernelLayout, column_wise, row_wise
 from flamia_ref.attention.product import Operand, Scope, Use
 from flamia_ref.attention.recipe import Recipe
+from flamia_ref.attention.sides import BLOCK
 from flamia_ref.packing import Documents
 
 _HIGH = Operand(format="bf16", scope=Scope.UNIT)
@@ -39,7 +41,7 @@ class OperandCopy:
         scales: as the trace has them, None where none follows from the values.
         token_scales: powers of two of whole tokens [tokens, heads, 1], or None.
         row_wise: for the uses that contract over channels, or None.
-        column_wise: for the uses that contract over tokens, or None.
+        column_wise: for the uses that contract over tokens, or None; none is made of blocks of 16 tokens.
     """
 
     codes: Array
@@ -60,7 +62,9 @@ class Prepared:
     Attributes:
         operands: every copy by the name that its stages have, such as "q" or "k.s".
         guards: what guarded blocks take, by input: bfloat16 values before quantization, without scales. Empty for
-            recipes that guard nothing, or with guard_operands "codes", whose values follow from the copies.
+            recipes that guard nothing, or with guard_operands "codes", whose values follow from the copies. Of a
+            recipe that corrects S: the means that were taken off "q", each at the tokens of its tile, and "k" as it
+            was before it was quantized.
         recipe: the recipe.
         queries, keys: the documents that they were made for, None where nobody said.
     """
@@ -143,7 +147,7 @@ def prepare_dout(dout: Any, recipe: Recipe | str, *, cu_seqlens: Any = None) -> 
         raise ValueError(f"dout has shape {dout.shape}; heads and value_dim must be at least 1")
     namespace, device = _backend.namespace(dout), _backend.device(dout)
     dout = inputs.native(_backend.plain("dout", dout))
-    if chosen.gradient.normalisation == "lse" or dout.dtype != np.float32:
+    if chosen.backward.gradient.normalisation == "lse" or dout.dtype != np.float32:
         bits = inputs.rounded_bits({"dout": dout})["dout"]
     else:
         values = _backend.host(dout) if _backend.on_host(dout) else dout
@@ -180,6 +184,9 @@ class _Pass:
                 operands[name] = self._operand(copy, tensor, uses)
             guarded = [use for use in INPUT_USES[tensor] if needs_high(self.recipe, use)]
             if guarded and self.recipe.guard_operands == "inputs":
+                if self.recipe.product(guarded[0].split(".")[0]).corrected:
+                    operand = self.recipe.operand(guarded[0])
+                    x = smoothing.correction(x, operand, self.documents[tensor])
                 maker = self.makers[tensor]
                 guards[tensor] = self._operand(maker.copy(x, _HIGH), tensor, guarded)
         return Prepared(
@@ -195,7 +202,8 @@ class _Pass:
         maker, names = self.makers[tensor], copy_names(self.recipe)
         found: dict[str, tuple[Copy, list[Use]]] = {}
         uses = sorted(
-            INPUT_USES[tensor], key=lambda use: self.recipe.operand(use).promoted_from is not None
+            uses_of(self.recipe, tensor),
+            key=lambda use: self.recipe.operand(use).promoted_from is not None,
         )
         for use in uses:
             operand, name = self.recipe.operand(use), names[use]
@@ -220,6 +228,7 @@ class _Pass:
         codes, scales = copy.trace()
         over_channels = any(use in OVER_CHANNELS for use in uses)
         over_tokens = any(use not in OVER_CHANNELS for use in uses)
+        over_tokens &= copy.by_token or copy.grid.size == BLOCK
         return OperandCopy(
             codes=self._out(codes),
             scales=self._out(scales),

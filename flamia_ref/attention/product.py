@@ -38,6 +38,12 @@ class Scope(StrEnum):
     """All channels of one token and head."""
     PREVIOUS_BLOCK = "previous_block"
     """The values of the block of tokens before it in the document; `static_scale` in a document's first block."""
+    HEAD = "head"
+    """All tokens of one document and all heads that share a key/value head: a float32 descale of amax / 448, 1 for an
+    amax of 0."""
+    LARGEST_SCORE = "largest_score"
+    """Of P alone: the largest score of the block's keys, by the exponential that gives P, over the largest element. P is
+    divided by it before it is rounded to the scale format."""
     STATIC = "static"
     """Nothing: one constant, `static_scale`."""
     UNIT = "unit"
@@ -92,6 +98,11 @@ class Accumulation(StrEnum):
     """One chain of the instruction over all tiles."""
     FLOAT32_PARTIALS = "float32_partials"
     """A chain from +0 for each tile, in dQ for each aligned pair of tiles from head_dim 128 on; float32 adds them."""
+    FUSED_PARTIALS = "fused_partials"
+    """A chain from +0 for each tile; from the second on, a fused multiply-add rescales the sum so far and adds it."""
+
+
+_SCALED = (Scope.BLOCK, Scope.TOKEN, Scope.PREVIOUS_BLOCK, Scope.LARGEST_SCORE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +121,14 @@ class Operand(Data):
         scale_folded_into: the use whose values take this operand's scale before they are quantized; the product then
             sees this operand with unit scales.
         guard: what the use does in guarded blocks.
+        dequantized: fake quantization: the product takes the values of the codes, rounded to bfloat16, and no scales.
+        smoothing: what is taken off the values before they are quantized, with the difference rounded to bfloat16.
+            "document_mean": of k in S, its mean over a document's tokens, channel by channel: float32 sums of 128 tokens
+            each, ascending, these added ascending, times fl(1 / tokens), rounded to bfloat16. The scores of a row all
+            lose the same, so lse does, and O does not. "tile_mean": of q in S, its mean over the tokens of a query
+            tile, those past the document's end as zeros: a butterfly of bfloat16 additions at the distances of
+            `smoothing.BUTTERFLIES`, times 1 / tokens. S begins at the product of that mean and of k as it is before it
+            is quantized, by `correction_instruction`, rounded to bfloat16.
     """
 
     format: str
@@ -120,6 +139,8 @@ class Operand(Data):
     promoted_from: Use | None = None
     scale_folded_into: Use | None = None
     guard: Guard = Guard.NONE
+    dequantized: bool = False
+    smoothing: Literal["none", "document_mean", "tile_mean"] = "none"
 
     def __post_init__(self) -> None:
         Data.__post_init__(self)
@@ -132,8 +153,8 @@ class Operand(Data):
                 f"{self.format} has no scales; leave the block out, it is {shown(self.block)}"
             )
         scaled = self.format in PRESETS
-        if scaled != (self.scope in (Scope.BLOCK, Scope.TOKEN, Scope.PREVIOUS_BLOCK)):
-            allowed = "block, token or previous_block" if scaled else "static or unit"
+        if scaled != (self.scope in _SCALED):
+            allowed = ", ".join(scope.value for scope in Scope if (scope in _SCALED) == scaled)
             raise ValueError(f"{self.format} has scope {self.scope.value!r}; allowed: {allowed}")
         if (self.scope in (Scope.STATIC, Scope.PREVIOUS_BLOCK)) != (self.static_scale is not None):
             raise ValueError(
@@ -146,6 +167,21 @@ class Operand(Data):
             )
         if self.static_scale is not None and not 0 <= self.static_scale <= 254:
             raise ValueError(f"static_scale is {self.static_scale}; allowed: 0 to 254")
+        if self.dequantized and (not scaled or self.scale_folded_into is not None):
+            raise ValueError(
+                f"{self.format} is dequantized{' with a folded scale' if scaled else ''}; a product can take the values"
+                " of block formats, scales included, so nothing is left to fold"
+            )
+
+    @property
+    def plain(self) -> bool:
+        """Whether an input is taken as it is, in bfloat16."""
+        return self.format == "bf16" and self.scope is Scope.UNIT
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether scales follow from the values: those of blocks, or descales."""
+        return self.format in PRESETS or self.scope is Scope.HEAD
 
     @property
     def has_token_scales(self) -> bool:
@@ -162,6 +198,8 @@ class Product(Data):
         left, right: its operands.
         instruction: a name in `flamia_ref.arithmetic.INSTRUCTIONS`.
         guard_instruction: the instruction of guarded blocks, where an operand is guarded.
+        correction_instruction: the instruction, on bfloat16 operands, of the product that the accumulator begins at,
+            where the left operand has the smoothing "tile_mean".
         tile_order: the order of the tiles along the contraction.
         k_order: the order of the instruction's steps along channels, or along the tokens of one tile.
         accumulation: how tiles come together.
@@ -171,6 +209,7 @@ class Product(Data):
     right: Operand
     instruction: str
     guard_instruction: str | None = None
+    correction_instruction: str | None = None
     tile_order: TileOrder = TileOrder.ASCENDING
     k_order: Literal["ascending", "descending"] = "ascending"
     accumulation: Accumulation = Accumulation.CHAINED
@@ -185,6 +224,19 @@ class Product(Data):
                 f"guard_instruction is {shown(self.guard_instruction)}; a product has one if an operand is guarded,"
                 " and only then"
             )
+        if self.correction_instruction is not None:
+            INSTRUCTIONS[self.correction_instruction]
+        if self.corrected != (self.correction_instruction is not None):
+            raise ValueError(
+                f"correction_instruction is {shown(self.correction_instruction)} with left.smoothing ="
+                f" {self.left.smoothing!r}; a product has one if its left operand is smoothed by 'tile_mean', and only"
+                " then"
+            )
+
+    @property
+    def corrected(self) -> bool:
+        """Whether the accumulator begins at the product of what was taken off the left operand."""
+        return self.left.smoothing == "tile_mean"
 
     @property
     def guarded(self) -> bool:

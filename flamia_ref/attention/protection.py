@@ -158,7 +158,7 @@ def block_counts(mask: Mask) -> BlockCounts:
 
 def _of_use(recipe: Recipe, use: Use, guarded: Fraction) -> UseSafeguard:
     operand = recipe.operand(use)
-    product = getattr(recipe, use.split(".")[0])
+    product = recipe.product(use.split(".")[0])
     if _is_wide(product.left) or _is_wide(product.right):
         share = Fraction(1)
     else:
@@ -210,6 +210,6 @@ def _of_pairs(recipe: Recipe, operand: Operand, use: Use) -> Safeguard:
     if use is Use.O_P:
         selected = recipe.softmax.mask_value is None
     else:
-        selected = use is Use.DV_P or recipe.gradient.masked_ds == "select"
+        selected = use is Use.DV_P or recipe.backward.gradient.masked_ds == "select"
     alone = operand.block is not None and 1 in operand.block
     return Safeguard.ZERO_FILL if alone and selected else Safeguard.NONE

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from flamia_ref._errors import Registry, shown, unknown_name
 from flamia_ref.attention.data import Data, check_name, once, plain, typed
@@ -19,8 +20,11 @@ from flamia_ref.attention.product import Operand, Product, Scope, Use
 from flamia_ref.evidence import Evidence, weakest
 from flamia_ref.formats import FORMATS
 
-RECIPE_SCHEMA = 1
+RECIPE_SCHEMA = 2
 """The version of a recipe's JSON, raised when fields come, go or change their meaning."""
+
+_WITHOUT_BACKWARD = 1
+"""The schema whose recipes all have a backward, and none of the fields that came with the next."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,13 +35,24 @@ class Step(Data):
     source: str
 
 
+class BackwardParts(NamedTuple):
+    """The parts of a recipe that only its backward has."""
+
+    dp: Product
+    dv: Product
+    dq: Product
+    dk: Product
+    gradient: Gradient
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe(Data):
     """An attention path to the last bit. Equal data, equal bits.
 
     Attributes:
         name: the registry name: 1 to 100 printable characters, without / and \\.
-        s, o, dp, dv, dq, dk: the products.
+        s, o: the products of the forward.
+        dp, dv, dq, dk: those of the backward; None, all four and `gradient`, in a recipe that has no backward.
         softmax, gradient, tiles: what is between them.
         guard_operands: what guarded blocks take: "inputs", the bfloat16 values before quantization, or "codes", the
             values of the codes in bfloat16, which depend on all that shares their scale.
@@ -49,12 +64,12 @@ class Recipe(Data):
     name: str
     s: Product
     o: Product
-    dp: Product
-    dv: Product
-    dq: Product
-    dk: Product
+    dp: Product | None = None
+    dv: Product | None = None
+    dq: Product | None = None
+    dk: Product | None = None
     softmax: Softmax
-    gradient: Gradient
+    gradient: Gradient | None = None
     steps: Mapping[str, Step] = field(hash=False)
     tiles: Tiles = field(default_factory=Tiles)
     guard_operands: Literal["inputs", "codes"] = "inputs"
@@ -72,6 +87,13 @@ class Recipe(Data):
             )
         for scalar in (self.input, self.output):
             FORMATS[scalar]
+        given = [name for name in BackwardParts._fields if getattr(self, name) is not None]
+        if given and len(given) < len(BackwardParts._fields):
+            missing = [name for name in BackwardParts._fields if name not in given]
+            raise ValueError(
+                f"recipe {self.name!r} has {', '.join(given)} and no {', '.join(missing)}; a backward needs all of"
+                f" {', '.join(BackwardParts._fields)}, a recipe without one has none of them"
+            )
         self._check_range()
         object.__setattr__(self, "steps", Registry("step", self.steps.items()))
         leaves = _leaves(self)
@@ -93,24 +115,42 @@ class Recipe(Data):
 
     def _check_range(self) -> None:
         """Refuse a P that its format does not hold: with a constant scale, nothing else keeps it in range."""
-        softmax, gradient = self.softmax, self.gradient
-        # P is below 2 where its base is the floor of a logarithm, and below 1 up to rounding where it is the logarithm.
-        twice = gradient.normalisation == "fold_into_dout"
-        for name, operand, reach, knobs in (
+        softmax = self.softmax
+        reaches = [
             (
                 "P",
                 self.o.left,
-                softmax.rescale_threshold + softmax.p_offset,
+                self._reach_of_p(),
                 "softmax.rescale_threshold and softmax.p_offset together",
-            ),
-            ("dV's P", self.dv.left, gradient.p_offset + twice, "gradient.p_offset"),
-        ):
+            )
+        ]
+        if self.has_backward:
+            gradient = self.backward.gradient
+            # P is below 2 where its base is the floor of a logarithm, below 1 up to rounding where it is the logarithm.
+            twice = gradient.normalisation == "fold_into_dout"
+            reaches.append(
+                ("dV's P", self.backward.dv.left, gradient.p_offset + twice, "gradient.p_offset")
+            )
+        for name, operand, reach, knobs in reaches:
             most = FORMATS[operand.format].emax if operand.format in FORMATS else None
-            if operand.scope is Scope.STATIC and most is not None and reach > most:
+            fixed = operand.scope in (Scope.STATIC, Scope.UNIT)
+            if fixed and most is not None and reach > most:
                 raise ValueError(
                     f"recipe {self.name!r} lets {name} reach 2^{reach} by {knobs}; {operand.format} holds 2^{most},"
                     " lower it"
                 )
+
+    def _reach_of_p(self) -> float:
+        """The largest binary logarithm of the P that is encoded for O; -inf where it may pass its element."""
+        softmax, static = self.softmax, self.o.left.static_scale
+        if softmax.p_overflow != "refused":
+            return -math.inf
+        reach: float = softmax.rescale_threshold
+        if softmax.threshold_unit == "natural":
+            reach *= math.log2(math.e)
+        if softmax.p_scaling == "static_scale" and static is not None:
+            reach += 127 - static
+        return reach + softmax.p_offset
 
     def operand(self, use: Use | str) -> Operand:
         """The operand of one use, by its name such as "dk.q"."""
@@ -118,12 +158,41 @@ class Recipe(Data):
             use = Use(use)
         except ValueError:
             raise unknown_name("use", use, Use) from None
-        product: Product = getattr(self, use.split(".")[0])
+        product = self.product(use.split(".")[0])
         return product.left if use in _LEFT else product.right
 
+    def product(self, name: str) -> Product:
+        """One product by its name, such as "dk"."""
+        product: Product | None = getattr(self, name)
+        return getattr(self.backward, name) if product is None else product
+
     def uses(self) -> Iterator[tuple[Use, Operand]]:
-        """All twelve uses with their operands, in the order of the dataflow."""
-        return ((use, self.operand(use)) for use in Use)
+        """All uses with their operands, in the order of the dataflow: twelve, four in a recipe without a backward."""
+        return ((use, self.operand(use)) for use in Use if self.has_use(use))
+
+    def has_use(self, use: Use) -> bool:
+        """Whether the recipe has a product with this use."""
+        return self.has_backward or use.split(".")[0] in ("s", "o")
+
+    def products(self) -> Iterator[tuple[str, Product]]:
+        """The products by name, in the order of the dataflow."""
+        names = ("s", "o", "dp", "dv", "dq", "dk") if self.has_backward else ("s", "o")
+        return ((name, self.product(name)) for name in names)
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether the recipe says how gradients are computed."""
+        return self.gradient is not None
+
+    @property
+    def backward(self) -> BackwardParts:
+        """The parts of the backward; ValueError for a recipe without one."""
+        dp, dv, dq, dk, gradient = self.dp, self.dv, self.dq, self.dk, self.gradient
+        if dp is None or dv is None or dq is None or dk is None or gradient is None:
+            raise ValueError(
+                f"recipe {self.name!r} has no backward: none is public; take a recipe that has one"
+            )
+        return BackwardParts(dp, dv, dq, dk, gradient)
 
     def evidence(self, path: str) -> Step:
         """The evidence of one part, by its dotted path."""
@@ -146,9 +215,11 @@ class Recipe(Data):
             ("dv", schedule.key_order),
         ):
             if order is not None:
-                changes[product] = replace(getattr(self, product), tile_order=order)
+                changes[product] = replace(self.product(product), tile_order=order)
         if schedule.heads_order is not None:
-            changes["gradient"] = replace(self.gradient, heads_order=schedule.heads_order)
+            changes["gradient"] = replace(
+                self.backward.gradient, heads_order=schedule.heads_order
+            )
         if schedule.splits is not None:
             changes["tiles"] = replace(self.tiles, splits=schedule.splits)
         return replace(self, name=f"{self.name}, {name}", schedules=(), **changes)
@@ -174,8 +245,8 @@ class Recipe(Data):
     def from_json(cls, text: str | Mapping[str, Any]) -> Recipe:
         """The recipe that `to_json` wrote, from the text or the data in it.
 
-        With a "schema" every field must be there. Without one it is of a version that wrote none: fields that came
-        later have their defaults.
+        With the "schema" of this version every field must be there. With an earlier one, or none, it is of a version
+        that had fewer: fields that came later have their defaults.
 
         Raises ValueError for anything else, naming the field, and for another schema.
         """
@@ -194,12 +265,13 @@ class Recipe(Data):
                 raise ValueError("recipe is nested too deeply to be one") from None
         whole = False
         if isinstance(text, Mapping) and "schema" in text:
-            whole, schema = True, text["schema"]
-            if type(schema) is not int or schema != RECIPE_SCHEMA:
+            schema = text["schema"]
+            if type(schema) is not int or schema not in (_WITHOUT_BACKWARD, RECIPE_SCHEMA):
                 raise ValueError(
-                    f"recipe has schema {shown(schema)} and this version reads schema {RECIPE_SCHEMA}; read it with the"
-                    " version that wrote it"
+                    f"recipe has schema {shown(schema)} and this version reads schema {_WITHOUT_BACKWARD} and"
+                    f" {RECIPE_SCHEMA}; read it with the version that wrote it"
                 )
+            whole = schema == RECIPE_SCHEMA
             text = {name: value for name, value in text.items() if name != "schema"}
         return cast(Recipe, typed(Recipe, text, "recipe", whole=whole))
 
@@ -215,6 +287,7 @@ def _leaves(value: Any, path: str = "") -> list[str]:
         f.name
         for f in dataclasses.fields(value)
         if not (path == "" and f.name in ("name", "steps", "schedules"))
+        and not (path == "" and getattr(value, f.name) is None)  # a backward there is not
     )
     return [
         leaf

@@ -53,11 +53,12 @@ def finished(
     unseen: Array,
     c: Array,
     softmax: Softmax,
+    descale: Array | None = None,
 ) -> Row:
     """O and lse from the accumulator, the maximum and the sum `lanes` [tiles, rows, lanes] of all key tiles. `sink`
-    [tiles], `unseen` [tiles, rows]: rows that see no key."""
+    [tiles], `unseen` [tiles, rows]: rows that see no key; `descale` [tiles]: what O is multiplied by besides."""
     xp = _backend.namespace(o, row_max)
-    row_sum = softmaxes.total(lanes)
+    row_sum = softmaxes.total(lanes, softmax)
     if softmax.mask_value is not None:  # what masked pairs left in rows of nothing else
         row_max = xp.where(unseen, softmaxes.start_max(softmax), row_max)
         row_sum = xp.where(unseen, np.uint32(0), row_sum)
@@ -66,6 +67,8 @@ def finished(
     if sink is not None and softmax.base == "scaled_max":
         inverse, lse = _natural_sink(row_max, row_sum, sink[:, None], softmax)
         lse = xp.where(dead, xp.broadcast_to(sink[:, None], dead.shape), lse)
+    elif softmax.base == "natural_max":  # a sink is in the maximum and in the sum from the start
+        lse = _log_sum_exp(row_max, row_sum, c, softmax)
     else:
         if sink is not None:
             with_sink = _integer_sink if softmax.base == "integer_max" else _raw_sink
@@ -77,8 +80,13 @@ def finished(
             lse = xp.where(dead & (sink[:, None] == NEGATIVE_INFINITY), NEGATIVE_INFINITY, lse)
     if inverse is None and softmax.normalisation == "quotient":
         o = _float32.divide(o, xp.broadcast_to(row_sum[:, :, None], o.shape))
+    elif inverse is None and softmax.normalisation == "clamped_quotient":
+        divisor = _float32.maximum(row_sum, _float32.ONE)  # a NaN stays
+        o = _float32.divide(o, xp.broadcast_to(divisor[:, :, None], o.shape))
     else:
         inverse = _inverse(row_sum, softmax) if inverse is None else inverse
+        if descale is not None:
+            inverse = _float32.multiply(inverse, descale[:, None])
         o = _float32.multiply(o, inverse[:, :, None])
     return Row(xp.where(dead[:, :, None], np.uint32(0), o), lse, row_max, row_sum)
 
@@ -139,7 +147,7 @@ def _dead(row_max: Array, row_sum: Array, softmax: Softmax) -> Array:
     match softmax.base:
         case "integer_max":
             return row_max == NEGATIVE_INFINITY
-        case "raw_max":  # a sum of zero is normalised by one instead
+        case "raw_max" | "natural_max":  # a sum of zero is normalised by one instead
             return row_max != row_max
         case "scaled_max":
             return _float32.is_zero(row_sum) | _float32.less(row_sum, np.uint32(0))
@@ -174,15 +182,20 @@ def _raw_sink(
 ) -> tuple[Array, Array, Array]:
     """A key of value 0 relative to the maximum there is; a row without a key takes the sink for its maximum."""
     xp = _backend.namespace(o, row_max)
+    c = softmaxes.against(c, row_max)
     scaled = _float32.negate(_float32.multiply(row_max, c))
     x = _float32.fma(xp.broadcast_to(sink, scaled.shape), LOG2_E, scaled)
     if softmax.p_offset:
         x = _float32.add(x, integer(softmax.p_offset))
+    if softmax.p_scale != 1:
+        x = _float32.add(x, softmaxes.log2_of(softmax.p_scale))
     total = _float32.add(row_sum, special.exp2_bits(x, model=softmax.exp2))
-    in_units_of_s = _float32.multiply(sink, _float32.divide(xp.asarray(LOG2_E), xp.asarray(c)))
+    c = xp.asarray(c)
+    log2_e = xp.full(c.shape, LOG2_E, dtype=np.uint32)
+    in_units_of_s = _float32.multiply(sink, _float32.divide(log2_e, c))
     alone = row_max == NEGATIVE_INFINITY
     none = xp.broadcast_to(sink == NEGATIVE_INFINITY, alone.shape)
-    one = np.uint32(np.float32(2.0**softmax.p_offset).view(np.uint32))
+    one = np.uint32(np.float32(2.0**softmax.p_offset * softmax.p_scale).view(np.uint32))
     return (
         o,
         xp.where(alone & ~none, xp.broadcast_to(in_units_of_s, alone.shape), row_max),
@@ -220,6 +233,9 @@ def _inverse(row_sum: Array, softmax: Softmax) -> Array:
         return _clamped_inverse(row_sum)
     if softmax.normalisation == "zero_safe_reciprocal":
         row_sum = xp.where(_no_sum(row_sum), _float32.ONE, row_sum)
+    if softmax.normalisation == "zeroing_reciprocal":
+        inverse = special.reciprocal_bits(row_sum, model=softmax.reciprocal)
+        return xp.where(_no_sum(row_sum), np.uint32(0), inverse)
     return special.reciprocal_bits(row_sum, model=softmax.reciprocal)
 
 
@@ -231,6 +247,8 @@ def _clamped_inverse(row_sum: Array) -> Array:
 
 def _log_sum_exp(row_max: Array, row_sum: Array, c: Array, softmax: Softmax) -> Array:
     """lse of rows that are not dead."""
+    if softmax.lse == "natural_sum":
+        return _float32.add(row_max, special.log_bits(row_sum, model=softmax.log2))
     xp = _backend.namespace(row_max, row_sum)
     log2 = special.log2_bits(row_sum, model=softmax.log2)
     offset = integer(softmax.p_offset)
@@ -240,6 +258,9 @@ def _log_sum_exp(row_max: Array, row_sum: Array, c: Array, softmax: Softmax) -> 
             return _float32.multiply(_float32.add(base, log2), LN_2)
         case "log2_fma":
             log2 = _float32.subtract(log2, offset) if softmax.p_offset else log2
+            if softmax.p_scale != 1:
+                log2 = _float32.subtract(log2, softmaxes.log2_of(softmax.p_scale))
+            c = softmaxes.against(c, row_max)
             lse = _float32.multiply(_float32.fma(row_max, c, log2), LN_2)
             return xp.where(_no_sum(row_sum), NEGATIVE_INFINITY, lse)
         case "natural_fma":

@@ -86,7 +86,13 @@ class Run:
         self.size = TileSize(
             recipe.tiles.query, recipe.tiles.key, recipe.softmax.mask_value is not None
         )
-        arguments = (self.layout, self.to_compute, self.to_layout, self.fixed_shapes)
+        arguments = (
+            self.layout,
+            self.to_compute,
+            self.to_layout,
+            self.fixed_shapes,
+            self.kv_heads,
+        )
         queries = Maker(mask.queries, *arguments)
         keys = queries if mask.same_tokens else Maker(mask.keys, *arguments)
         self.makers = {"q": queries, "do": queries, "k": keys, "v": keys}
@@ -144,6 +150,14 @@ class Run:
                 self._copies[name] = maker.promoted(self.copy(operand.promoted_from), operand)
         return self._copies[name]
 
+    def descales(self, use: Use, documents: Indices, kv_heads: Indices) -> Array | None:
+        """The descales [tiles] of one use, of one document and key/value head for each tile; None without any."""
+        descales = self.copy(use).descales
+        if descales is None:
+            return None
+        place = documents * self.kv_heads + kv_heads
+        return self.to_compute(_backend.gather(descales.reshape(-1), place.astype(np.int32)))
+
     def rows(self, use: Use, tokens: Indices, heads: Indices) -> Rows:
         """Rows of an input for one use: `tokens` [tiles, rows], -1 for none, of one of its `heads` for each tile."""
         copy = self.copy(use)
@@ -151,8 +165,14 @@ class Run:
         return taken(copy, use, self.recipe.operand(use), high, tokens, heads, self.to_compute)
 
     def _high_codes(self, use: Use) -> Array:
-        """What guarded blocks take: bfloat16 codes with a last row of zeros."""
+        """What guarded blocks, or the start of a product, take: bfloat16 codes with a last row of zeros."""
         tensor = input_of(use)
+        if self.recipe.product(use.split(".")[0]).corrected:
+            if tensor not in self._high:
+                maker, operand = self.makers[tensor], self.recipe.operand(use)
+                codes = maker.correction(self.inputs[tensor], operand)
+                self._high[tensor] = self._with_zeros(codes)
+            return self._high[tensor]
         name = tensor if self.recipe.guard_operands == "inputs" else self.names[use]
         if name not in self._high:
             maker, inputs = self.makers[tensor], self.recipe.guard_operands == "inputs"

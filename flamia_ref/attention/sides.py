@@ -7,25 +7,28 @@ share the program of an instruction and a shape.
 from __future__ import annotations
 
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flamia_ref import _backend, _float32, _primitive
 from flamia_ref._backend import Array
-from flamia_ref.arithmetic import INSTRUCTIONS
+from flamia_ref.arithmetic import INSTRUCTIONS, special
 from flamia_ref.arithmetic.instructions import Scaling
 from flamia_ref.arithmetic.products import chain
 from flamia_ref.attention.product import Operand, Product
 from flamia_ref.formats import (
     BF16,
+    E8M0,
     FORMATS,
+    FP32,
     PRESETS,
     Overflow,
     decode_bits,
     encode,
     encode_bits,
     quantize_bits,
+    value_bits,
 )
 
 BLOCK = 32
@@ -41,7 +44,8 @@ class Rows(NamedTuple):
         scales: over channels [tiles, rows, channel blocks], over rows [row blocks, tiles, channels]; None for operands
             without scales.
         fold: [tiles, rows], the scales that the other side takes instead.
-        high: bfloat16 codes for guarded blocks, [tiles, rows, channels].
+        high: bfloat16 codes for guarded blocks, [tiles, rows, channels]; for a product that is corrected those of the mean
+            that was taken off the left side, and of the right side before it was quantized.
         shift: int32 [tiles, rows], powers of two that a product over channels is multiplied by, where rows have such a
             scale besides those of their blocks.
     """
@@ -69,8 +73,13 @@ class Left(NamedTuple):
     scales: Array | None
 
 
+def taken_format(operand: Operand) -> str:
+    """The name of the scalar format in which a product takes an operand."""
+    return BF16.name if operand.dequantized else element(operand)
+
+
 def element(operand: Operand) -> str:
-    """The name of an operand's element format."""
+    """The name of an operand's element format, that of its codes."""
     if operand.format in PRESETS:
         return PRESETS[operand.format].element.name
     return operand.format
@@ -93,6 +102,16 @@ def encoded_pairs(x: Array, operand: Operand, fold: Array | None) -> Pairs:
     return Pairs(encode_bits(x, scalar, overflow=overflow), None)
 
 
+def divided_pairs(x: Array, divisors: Array, operand: Operand, reciprocal: str) -> Pairs:
+    """Codes of float32 bits [tiles, queries, keys] times the reciprocals of `divisors` [tiles, queries, blocks], which
+    are the scales, themselves rounded to the scale format."""
+    xp, preset = _backend.namespace(x, divisors), PRESETS[operand.format]
+    inverse = special.reciprocal_bits(divisors, model=reciprocal)
+    inverse = xp.repeat(inverse, x.shape[2] // inverse.shape[2], axis=2)
+    codes = encode_bits(_float32.multiply(x, inverse), preset.element)
+    return Pairs(codes, encode_bits(divisors, preset.scale))
+
+
 def in_static_units(x: Array, operand: Operand) -> Array:
     """float32 bits divided by a static scale; P takes its own by `p_offset` instead."""
     if operand.static_scale is None or operand.static_scale == UNIT:
@@ -109,8 +128,13 @@ def pair_values(pairs: Pairs, operand: Operand, fold: Array | None) -> Array:
         scales = pairs.scales
         for axis in (1, 2):
             scales = xp.repeat(scales, x.shape[axis] // scales.shape[axis], axis=axis)
-        bad = _primitive.special(scales == np.uint8(255))
-        x = xp.where(bad, _float32.NAN, _float32.shift(x, scales.astype(np.int32) - np.int32(127)))
+        preset = PRESETS[operand.format]
+        if preset.scale is E8M0:
+            bad = _primitive.special(scales == np.uint8(255))
+            moved = _float32.shift(x, scales.astype(np.int32) - np.int32(127))
+            x = xp.where(bad, _float32.NAN, moved)
+        else:
+            x = value_bits(pairs.codes, scales, preset)
     elif operand.static_scale is not None:
         x = _float32.shift(x, xp.full(x.shape, operand.static_scale - 127, dtype=np.int32))
     if fold is None:
@@ -125,20 +149,26 @@ def rounded_bfloat16(x: Array) -> Array:
 
 
 def over_channels(left: Rows, right: Rows, product: Product, guarded: Array | None) -> Array:
-    """float32 bits [tiles, left rows, right rows] of a product over channels, from +0.
+    """float32 bits [tiles, left rows, right rows] of a product over channels, from +0, or from a product of the `high`
+    of both sides where the product is corrected.
 
     `guarded` [tiles, left rows / 32, slots]: the blocks of 32 right rows for which the guard instruction runs, -1 for
     none.
     """
+    start = None
+    if product.correction_instruction is not None:
+        start = _correction(left.high, right.high, instruction=product.correction_instruction)
+    one, other = (_taken(rows, product, side, 2) for rows, side in _both(left, right, product))
     s = _over_channels(
-        left.codes,
-        left.scales,
-        right.codes,
-        right.scales,
+        one.codes,
+        one.scales,
+        other.codes,
+        other.scales,
         left.shift,
         right.shift,
+        start,
         instruction=product.instruction,
-        formats=(element(product.left), element(product.right)),
+        formats=(one.format, other.format),
         scaling=scaling_of(product),
         k_order=product.k_order,
     )
@@ -147,10 +177,44 @@ def over_channels(left: Rows, right: Rows, product: Product, guarded: Array | No
     return _with_guarded(s, left.high, right.high, guarded, instruction=product.guard_instruction)
 
 
+class _Taken(NamedTuple):
+    """A side as an instruction takes it: codes, their scales, and the scalar format of the codes."""
+
+    codes: Array
+    scales: Array | None
+    format: str
+
+
+def _both(left: Rows | Left, right: Rows, product: Product) -> tuple[Any, Any]:
+    return (left, product.left), (right, product.right)
+
+
+def _taken(side: Rows | Left, product: Product, operand: Operand, axis: int) -> _Taken:
+    """A side as the product's instruction takes it. An instruction without scales takes the values as float32, each
+    rounded once; blocks are along `axis`."""
+    name = taken_format(operand)
+    if side.scales is None or INSTRUCTIONS[product.instruction].scalings:
+        return _Taken(side.codes, side.scales, name)
+    return _Taken(_float32_values(side.codes, side.scales, name=name, axis=axis), None, FP32.name)
+
+
+@_backend.jit(static=("name", "axis"))
+def _float32_values(codes: Array, scales: Array, *, name: str, axis: int) -> Array:
+    xp = _backend.namespace(codes, scales)
+    wide = xp.repeat(scales, BLOCK, axis=axis)
+    wide = wide[(slice(None),) * axis + (slice(codes.shape[axis]),)]
+    values = _float32.shift(
+        decode_bits(codes, FORMATS[name]), wide.astype(np.int32) - np.int32(127)
+    )
+    return xp.where(_primitive.special(wide == np.uint8(255)), _float32.NAN, values)
+
+
 def scaling_of(product: Product) -> Scaling | None:
     """How the instruction of a product takes scales, None if it takes none."""
     scalings = INSTRUCTIONS[product.instruction].scalings
-    if product.left.format in PRESETS:
+    if not scalings:
+        return None
+    if product.left.format in PRESETS and not product.left.dequantized:
         preset = PRESETS[product.left.format]
         if preset.element.name == "e2m1":
             return Scaling(format=preset.scale.name, block=int(preset.block[1]))
@@ -165,6 +229,7 @@ def _over_channels(
     right_scales: Array | None,
     left_shift: Array | None,
     right_shift: Array | None,
+    start: Array | None,
     *,
     instruction: str,
     formats: tuple[str, str],
@@ -172,12 +237,14 @@ def _over_channels(
     k_order: str,
 ) -> Array:
     xp = _backend.namespace(left, right)
+    shape = (left.shape[0], left.shape[1], right.shape[1])
+    zeros = xp.zeros(shape, dtype=np.uint32)
     s = _contracted(
         xp.moveaxis(left, 2, 0),
         None if left_scales is None else xp.moveaxis(left_scales, 2, 0),
         xp.moveaxis(right, 2, 0),
         None if right_scales is None else xp.moveaxis(right_scales, 2, 0),
-        xp.zeros((left.shape[0], left.shape[1], right.shape[1]), dtype=np.uint32),
+        zeros if start is None else xp.broadcast_to(start, shape),
         instruction,
         formats,
         scaling,
@@ -186,6 +253,23 @@ def _over_channels(
     if left_shift is None or right_shift is None:
         return s
     return _float32.shift(s, left_shift[:, :, None] + right_shift[:, None, :])
+
+
+@_backend.jit(static=("instruction",))
+def _correction(left: Array, right: Array, *, instruction: str) -> Array:
+    """float32 bits [tiles, 1, right rows] of the products of bfloat16 codes, rounded to bfloat16; all rows of the left
+    are alike."""
+    xp = _backend.namespace(left, right)
+    products = _contracted(
+        xp.moveaxis(left[:, :1], 2, 0),
+        None,
+        xp.moveaxis(right, 2, 0),
+        None,
+        xp.zeros((left.shape[0], 1, right.shape[1]), dtype=np.uint32),
+        instruction,
+        _BFLOAT16,
+    )
+    return rounded_bfloat16(products)
 
 
 @_backend.jit(static=("instruction",))
@@ -217,6 +301,7 @@ def _with_guarded(
 def left_over_keys(pairs: Pairs, operand: Operand) -> Left:
     """The pairs' side of a product over keys."""
     xp = _backend.namespace(pairs.codes)
+    pairs = _dequantized(pairs, operand)
     scales = pairs.scales
     if scales is not None:
         scales = xp.moveaxis(scales, 2, 0)
@@ -228,12 +313,20 @@ def left_over_keys(pairs: Pairs, operand: Operand) -> Left:
 def left_over_queries(pairs: Pairs, operand: Operand) -> Left:
     """The pairs' side of a product over queries."""
     xp = _backend.namespace(pairs.codes)
+    pairs = _dequantized(pairs, operand)
     scales = pairs.scales
     if scales is not None:
         scales = xp.moveaxis(scales, 1, 0)
         if operand.block == (BLOCK, BLOCK):
             scales = xp.repeat(scales, BLOCK, axis=2)
     return _left(xp.moveaxis(pairs.codes, 1, 0), scales, operand)
+
+
+def _dequantized(pairs: Pairs, operand: Operand) -> Pairs:
+    """What a product takes of pairs: their codes and scales, or their values as bfloat16 codes."""
+    if not operand.dequantized:
+        return pairs
+    return Pairs(bfloat16(pair_values(pairs, operand, None)), None)
 
 
 def _left(codes: Array, scales: Array | None, operand: Operand) -> Left:
@@ -246,19 +339,21 @@ def _left(codes: Array, scales: Array | None, operand: Operand) -> Left:
 
 def over_rows(left: Left, right: Rows, accumulator: Array, product: Product) -> Array:
     """The accumulator [tiles, others, channels] after the rows of one tile."""
+    one, other = (_taken(rows, product, side, 0) for rows, side in _both(left, right, product))
     return _over_rows(
-        left.codes,
-        left.scales,
-        right.codes,
-        right.scales,
+        one.codes,
+        one.scales,
+        other.codes,
+        other.scales,
         accumulator,
         instruction=product.instruction,
-        formats=(element(product.left), element(product.right)),
+        formats=(one.format, other.format),
+        scaling=scaling_of(product),
         k_order=product.k_order,
     )
 
 
-@_backend.jit(static=("instruction", "formats", "k_order"))
+@_backend.jit(static=("instruction", "formats", "scaling", "k_order"))
 def _over_rows(
     left: Array,
     left_scales: Array | None,
@@ -268,9 +363,9 @@ def _over_rows(
     *,
     instruction: str,
     formats: tuple[str, str],
+    scaling: Scaling | None,
     k_order: str,
 ) -> Array:
-    scaling = next(iter(INSTRUCTIONS[instruction].scalings), None)
     return _contracted(
         left,
         left_scales,

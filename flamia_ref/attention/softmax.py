@@ -5,6 +5,7 @@ Floats are float32 bits. Arrays have axes [tiles, rows] and, for pairs, [tiles, 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from flamia_ref import _backend, _float32
 from flamia_ref._backend import Array
 from flamia_ref.arithmetic import reductions, special
 from flamia_ref.arithmetic.reductions import REDUCTIONS
+from flamia_ref.attention import sides
 from flamia_ref.attention.knobs import Softmax
 
 NEGATIVE_INFINITY = _float32.INFINITY | _float32.SIGN
@@ -23,11 +25,15 @@ _ROW_SUMS = {
     "eight_lanes": REDUCTIONS["fa4.row_sum"],
     "two_lanes": REDUCTIONS["cudnn.mxfp8.row_sum"],
     "ascending": REDUCTIONS["ascending"],
+    "by_tiles": REDUCTIONS["ascending"],
+    "octets": REDUCTIONS["sage3.row_sum"],
 }
+BUTTERFLY = (1, 4, 2, 16, 8)
+"""The distances at which the columns of a tile of 32 are added in bfloat16."""
 
 
 class Factors(NamedTuple):
-    """The constants between S and the exponent.
+    """The constants between S and the exponent, each one for all tiles, or [tiles].
 
     Attributes:
         c: of the scores, to log2 units.
@@ -64,14 +70,14 @@ def start_max(softmax: Softmax) -> np.uint32:
 
 def lanes(softmax: Softmax) -> int:
     """Partial sums that a row carries from key tile to key tile."""
-    return 2 if softmax.row_sum == "two_lanes" else 1
+    return {"two_lanes": 2, "octets": 4}.get(softmax.row_sum, 1)
 
 
 def scores(s: Array, factors: Factors, softmax: Softmax) -> tuple[Array, Array | None]:
     """The scores that c multiplies, and, with a soft cap, the hyperbolic tangent that they are made of."""
     if factors.before is None:
         return s, None
-    s = _float32.multiply(s, factors.before)
+    s = _float32.multiply(s, against(factors.before, s))
     if factors.cap is None:
         return s, None
     tanh = special.tanh_bits(s, model=softmax.tanh)
@@ -112,13 +118,13 @@ def split(
 ) -> Split:
     """n, and E where the recipe splits the exponent, if `wanted`; in the forward some columns are emulated."""
     xp = _backend.namespace(s)
-    t = _float32.multiply(s, c)
+    t = _float32.multiply(s, against(c, s))
     n = _float32.ceil(t)
     n = xp.where(n == _float32.INFINITY, _float32.NAN, n)
     n = xp.where(_float32.is_zero(n), np.uint32(0), n)  # an integer zero has no sign
     if softmax.exp2_argument != "split" or not wanted:
         return Split(n, None)
-    x = _float32.fma(s, c, _float32.negate(n))  # in [-1, 0] up to the rounding of t
+    x = _float32.fma(s, against(c, s), _float32.negate(n))  # in [-1, 0] up to the rounding of t
     e = _columns(x, softmax) if emulated else special.exp2_bits(x, model=softmax.exp2)
     return Split(n, e)
 
@@ -138,13 +144,18 @@ def raised(e: Array, n: Array, base: Array, offset: int = 0) -> Array:
 def exponent(s: Array, c: Array, offset: Array, softmax: Softmax) -> Array:
     """S c + offset, rounded once or twice."""
     if softmax.exp2_argument == "unfused":
-        return _float32.add(_float32.multiply(s, c), offset)
-    return _float32.fma(s, c, offset)
+        return _float32.add(_float32.multiply(s, against(c, s)), offset)
+    return _float32.fma(s, against(c, s), offset)
 
 
 def in_log2_units(base: Array, c: Array, softmax: Softmax) -> Array:
     """What P is relative to, in log2 units."""
-    return _float32.multiply(base, c) if softmax.base == "raw_max" else base
+    return _float32.multiply(base, against(c, base)) if softmax.base == "raw_max" else base
+
+
+def against(c: Array, x: Array) -> Array:
+    """A constant, or one of each tile, as it broadcasts against `x` [tiles, ...]."""
+    return c.reshape(c.shape + (1,) * (x.ndim - 1)) if c.ndim else c
 
 
 def _with_mask_value(s: Array, visible: Array, value: float) -> tuple[Array, Array]:
@@ -160,16 +171,47 @@ def _relative(
     xp = _backend.namespace(s, base)
     if parts is not None and parts.e is not None:
         p = raised(parts.e, parts.n, base[:, :, None], softmax.p_offset)
+    elif softmax.base == "natural_max":
+        p = natural_power(s, base[:, :, None], softmax)
     else:
-        offset = integer(softmax.p_offset)
-        if softmax.base == "raw_max":
-            offset = _float32.subtract(offset, _float32.multiply(base, c))
-        else:
-            offset = _float32.negate(_float32.subtract(base, offset))
+        offset = offset_of(base, c, softmax)
         p = _columns(exponent(s, c, offset[:, :, None], softmax), softmax)
         if parts is not None:
             p = xp.where(parts.n == NEGATIVE_INFINITY, np.uint32(0), p)
-    return xp.where(visible, p, np.uint32(0))
+    return xp.where(visible, without_nan(p, softmax), np.uint32(0))
+
+
+def offset_of(base: Array, c: Array, softmax: Softmax) -> Array:
+    """What S c is added to in the exponent of P relative to a base [tiles, rows]."""
+    offset = integer(softmax.p_offset)
+    if softmax.base != "raw_max":
+        return _float32.negate(_float32.subtract(base, offset))
+    if softmax.p_scale == 1:
+        return _float32.subtract(offset, _float32.multiply(base, against(c, base)))
+    xp = _backend.namespace(base)
+    lift = xp.full(base.shape, _float32.negate(log2_of(softmax.p_scale)), dtype=np.uint32)
+    return _float32.negate(_float32.fma(base, xp.broadcast_to(against(c, base), base.shape), lift))
+
+
+def largest_scores(s: Array, visible: Array, columns: int) -> Array:
+    """The largest visible score of each so many keys [tiles, rows, blocks], a NaN ignored; -inf where none is."""
+    xp = _backend.namespace(s)
+    seen = xp.where(visible, s, NEGATIVE_INFINITY)
+    blocks = seen.reshape((*s.shape[:2], s.shape[2] // columns, columns))
+    largest = _float32.maximum_number_along(blocks, axis=3)
+    return _float32.maximum_number(largest, xp.full(largest.shape, NEGATIVE_INFINITY, np.uint32))
+
+
+def divisors(largest: Array, base: Array, c: Array, softmax: Softmax, most: float) -> Array:
+    """The exponentials of the largest scores of blocks, over the largest element `most`: [tiles, rows, blocks]."""
+    x = exponent(largest, c, offset_of(base, c, softmax)[:, :, None], softmax)
+    lift = _backend.namespace(x).full(x.shape, _float32.negate(log2_of(most)), dtype=np.uint32)
+    return special.exp2_bits(_float32.add(x, lift), model=softmax.exp2)
+
+
+def log2_of(value: float) -> np.uint32:
+    """float32 bits of a logarithm, rounded from float64."""
+    return np.uint32(np.float32(math.log2(value)).view(np.uint32))
 
 
 def advanced(
@@ -192,6 +234,8 @@ def advanced(
             return _raw_max(s, visible, row_max, first, whole, c, softmax)
         case "scaled_max":
             return _scaled_max(s, visible, row_max, whole, c, softmax)
+        case "natural_max":
+            return _natural_max(s, visible, row_max, softmax)
 
 
 def base_of(row_max: Array, softmax: Softmax) -> Array:
@@ -209,7 +253,8 @@ def rescale(row_max: Array, new: Array, first: Array, c: Array, softmax: Softmax
         case "integer_max":
             return _float32.to_int32(_float32.subtract(row_max, new))
         case "raw_max":
-            distance = _float32.multiply(_float32.subtract(row_max, base_of(new, softmax)), c)
+            distance = _float32.subtract(row_max, base_of(new, softmax))
+            distance = _float32.multiply(distance, against(c, distance))
             factor = special.exp2_bits(distance, model=softmax.exp2)
             if softmax.rescale_threshold:
                 finite = (row_max & _float32.MAGNITUDE) < _float32.INFINITY
@@ -218,6 +263,11 @@ def rescale(row_max: Array, new: Array, first: Array, c: Array, softmax: Softmax
         case "scaled_max":
             distance = xp.where(row_max == LOWEST, LOWEST, _float32.subtract(row_max, new))
             return special.exp2_bits(distance, model=softmax.exp2)
+        case "natural_max":
+            distance = _float32.subtract(row_max, new)
+            factor = special.exp_bits(distance, model=softmax.exp2)
+            same = (row_max == new) | _float32.is_nan(distance)
+            return xp.where(same, _float32.ONE, factor)
 
 
 def _integer_max(n: Array, visible: Array, row_max: Array, softmax: Softmax) -> Array:
@@ -249,7 +299,8 @@ def _raw_max(
     new = xp.where(first, largest, _float32.maximum_number(row_max, largest))
     if not softmax.rescale_threshold:
         return new
-    distance = _float32.multiply(_float32.subtract(row_max, base_of(new, softmax)), c)
+    distance = _float32.subtract(row_max, base_of(new, softmax))
+    distance = _float32.multiply(distance, against(c, distance))
     limit = _float32.negate(integer(softmax.rescale_threshold))
     near = ~(_float32.less(distance, limit) | _float32.is_nan(distance))
     return xp.where(near & ~first, row_max, new)
@@ -263,11 +314,44 @@ def _scaled_max(
     largest = _float32.maximum_number_along(candidates, axis=2)
     if not whole:
         largest = _float32.maximum_number(largest, LOWEST)
-    largest = _float32.maximum_number(_float32.multiply(largest, c), LOWEST)
+    largest = _float32.maximum_number(_float32.multiply(largest, against(c, largest)), LOWEST)
     first = row_max == LOWEST
     excess = _float32.subtract(largest, row_max)
     passed = _float32.less(integer(softmax.rescale_threshold), excess)
     return xp.where(first | passed, largest, row_max)
+
+
+def _natural_max(s: Array, visible: Array, row_max: Array, softmax: Softmax) -> Array:
+    xp = _backend.namespace(s, row_max)
+    most = largest(s, visible)
+    passed = _float32.less(natural_threshold(softmax), _float32.subtract(most, row_max))
+    return xp.where((row_max == NEGATIVE_INFINITY) | passed, most, row_max)
+
+
+def largest(s: Array, visible: Array) -> Array:
+    """The maximum [tiles, rows] of the visible scores of a key tile, -inf for none; a NaN wins."""
+    xp = _backend.namespace(s, visible)
+    return _float32.max_along(xp.where(visible, s, NEGATIVE_INFINITY), axis=2)
+
+
+def natural_threshold(softmax: Softmax) -> np.uint32:
+    """float32 bits of the rescale threshold in natural units."""
+    threshold = float(softmax.rescale_threshold)
+    if softmax.threshold_unit == "log2":
+        threshold *= math.log(2)
+    return np.uint32(np.float32(threshold).view(np.uint32))
+
+
+def natural_power(s: Array, base: Array, softmax: Softmax) -> Array:
+    """e^(S' - base). Both broadcast."""
+    return special.exp_bits(_float32.subtract(s, base), model=softmax.exp2)
+
+
+def without_nan(p: Array, softmax: Softmax) -> Array:
+    """P with what the recipe makes of a NaN."""
+    if softmax.nan_p == "kept":
+        return p
+    return _backend.namespace(p).where(_float32.is_nan(p), np.uint32(0), p)
 
 
 def _columns(x: Array, softmax: Softmax) -> Array:
@@ -298,29 +382,74 @@ def rescaled(x: Array, rescale: Array, softmax: Softmax) -> Array:
 
 def summed(row_sum: Array, rescale: Array, p: Array, softmax: Softmax) -> Array:
     """The row sum [tiles, rows, lanes] after the columns of `p`, or of what counts for it."""
-    order = _ROW_SUMS[softmax.row_sum]
-    if softmax.row_sum != "two_lanes":
-        start = rescaled(row_sum[:, :, 0], rescale, softmax)
-        return reductions.reduce(p, order, 2, start)[:, :, None]
-    new = reductions.partial_sums(p, order, 2)
+    if softmax.row_sum == "octets":
+        return _octets(row_sum, rescale, p, softmax)
+    if softmax.row_sum == "bfloat16_butterfly":
+        new = _bfloat16_sum(p)[:, :, None]
+    else:
+        order = _ROW_SUMS[softmax.row_sum]
+        if softmax.row_sum != "two_lanes":
+            start = rescaled(row_sum[:, :, 0], rescale, softmax)
+            return _onto(start, p, softmax)[:, :, None]
+        new = reductions.partial_sums(p, order, 2)
     if softmax.base == "integer_max":
         return _float32.add(_float32.shift(row_sum, rescale[:, :, None]), new)
     return _float32.fma(row_sum, rescale[:, :, None], new)
 
 
-def total(row_sum: Array) -> Array:
+def _bfloat16_sum(p: Array) -> Array:
+    """The sum of 32 columns in bfloat16, by a butterfly."""
+    x = sides.rounded_bfloat16(p)
+    bits = [16, 8, 4, 2, 1]  # of a column's number, an axis each
+    x = x.reshape((*p.shape[:2], *(2 for _ in bits)))
+    for distance in BUTTERFLY:
+        before = (slice(None),) * (2 + bits.index(distance))
+        x = sides.rounded_bfloat16(_float32.add(x[(*before, 0)], x[(*before, 1)]))
+        bits.remove(distance)
+    return x
+
+
+def _octets(row_sum: Array, rescale: Array, p: Array, softmax: Softmax) -> Array:
+    """The sums of four lanes; the first term of each is added as its sum is rescaled."""
+    order = _ROW_SUMS["octets"]
+    columns = np.arange(p.shape[2])
+    first = (columns < order.dealt) & (columns % order.vector == 0)
+    terms, factor = p[:, :, np.flatnonzero(first)], rescale[:, :, None]
+    if softmax.base == "integer_max":
+        start = _float32.add(_float32.shift(row_sum, factor), terms)
+    else:
+        factor = _backend.namespace(p).broadcast_to(factor, row_sum.shape)
+        start = _float32.fma(row_sum, factor, terms)
+    xp = _backend.namespace(p)
+    rest = xp.where(xp.asarray(first), np.uint32(0), p)  # a +0 more changes no sum of P
+    return reductions.partial_sums(rest, order, 2, start)
+
+
+def total(row_sum: Array, softmax: Softmax) -> Array:
     """The row sum [tiles, rows] from its lanes."""
     if row_sum.shape[2] == 1:
         return row_sum[:, :, 0]
-    return reductions.combine(row_sum, _ROW_SUMS["two_lanes"])
+    return reductions.combine(row_sum, _ROW_SUMS[softmax.row_sum])
 
 
 def carried(sums: Array, terms: Array, softmax: Softmax) -> Array:
     """Sums [tiles, rows, lanes] after the columns of `terms`, in the order of the row sum, nothing rescaled."""
+    if softmax.row_sum == "bfloat16_butterfly":
+        return _float32.add(sums, _bfloat16_sum(terms)[:, :, None])
     order = _ROW_SUMS[softmax.row_sum]
+    if softmax.row_sum == "octets":
+        return reductions.partial_sums(terms, order, 2, sums)
     if softmax.row_sum != "two_lanes":
-        return reductions.reduce(terms, order, 2, sums[:, :, 0])[:, :, None]
+        return _onto(sums[:, :, 0], terms, softmax)[:, :, None]
     return _float32.add(sums, reductions.partial_sums(terms, order, 2))
+
+
+def _onto(start: Array, terms: Array, softmax: Softmax) -> Array:
+    """Sums [tiles, rows] of one lane after the columns of `terms`."""
+    order = _ROW_SUMS[softmax.row_sum]
+    if softmax.row_sum == "by_tiles":
+        return _float32.add(start, reductions.reduce(terms, order, 2))
+    return reductions.reduce(terms, order, 2, start)
 
 
 def integer(value: int) -> np.uint32:

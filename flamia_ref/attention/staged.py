@@ -246,7 +246,7 @@ def _checked_rows(
     preprocessed: Preprocessed, recipe: Recipe, shape: tuple[int, int]
 ) -> dict[str, Array]:
     """base, rest, dead and, for a recipe that takes one, delta: [heads, tokens]."""
-    adds_up = recipe.gradient.delta_source == "p_dp"
+    adds_up = recipe.backward.gradient.delta_source == "p_dp"
     if (preprocessed.delta is None) != adds_up:
         which = "None, but" if preprocessed.delta is None else "given, but"
         does = "adds it up in the backward, leave it None" if adds_up else "takes one"

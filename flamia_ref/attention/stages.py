@@ -2,9 +2,9 @@
 
 - `<operand>.codes` [tokens, heads, head_dim] of q, k, v and, from the backward, do. Where the uses of an operand
   differ, the name has the use, as `k.s.codes` and `k.dq.codes`. Operands in bfloat16 have none: they are the inputs.
-- `<operand>.scales`: uint8 [tokens, heads, 1] for one scale a token, [tokens, heads, ceil(head_dim / 32)] for blocks
+- `<operand>.scales`: float32 [documents, kv_heads] for one descale a document and key/value head, else uint8 [tokens, heads, 1] for one scale a token, [tokens, heads, ceil(head_dim / 32)] for blocks
   along channels, [token blocks, heads, head_dim] for blocks of 32 tokens, [token blocks, heads, ceil(head_dim / 32)]
-  for blocks of 32 tokens and 32 channels. Token blocks start at each document.
+  for blocks of 32 tokens and 32 channels. Token blocks start at each document. NVFP4 has 16 in place of 32.
 - `s`, `p` and in the backward `dp`, `p.dv`, `ds`: float32, lists with one [heads, queries, keys] array a document.
   `s` and `dp` hold every pair, masked ones too; `p` is relative to the row maximum of its key tile, `p.dv` to the
   backward's base.
@@ -24,9 +24,8 @@ from collections.abc import Mapping
 
 from flamia_ref.attention import inputs
 from flamia_ref.attention.copies import INPUT_USES, copy_names
-from flamia_ref.attention.product import Operand, Scope, Use
+from flamia_ref.attention.product import Use
 from flamia_ref.attention.recipe import Recipe
-from flamia_ref.formats import PRESETS
 
 PAIR_USES = (Use.O_P, Use.DV_P, Use.DQ_DS, Use.DK_DS)
 """The uses of operands that are computed for pairs of tokens."""
@@ -34,8 +33,8 @@ PAIR_USES = (Use.O_P, Use.DV_P, Use.DQ_DS, Use.DK_DS)
 
 def pair_names(recipe: Recipe) -> dict[Use, str]:
     """The stage name of each pair operand: "p.o", "p.dv", "ds.dq" and "ds.dk", or "ds" where those are one copy."""
-    names = {use: f"{use.split('.')[1]}.{use.split('.')[0]}" for use in PAIR_USES}
-    if recipe.dk.left.same_codes_as is not None:
+    names = {use: f"{use.split('.')[1]}.{use.split('.')[0]}" for use in PAIR_USES if recipe.has_use(use)}
+    if recipe.has_backward and recipe.backward.dk.left.same_codes_as is not None:
         names[Use.DQ_DS] = names[Use.DK_DS] = "ds"
     return names
 
@@ -55,8 +54,10 @@ def forward_stages(recipe: Recipe | str) -> tuple[str, ...]:
 
 
 def backward_stages(recipe: Recipe | str) -> tuple[str, ...]:
-    """The stages of a recipe's backward, in the order of the dataflow, without those of its forward."""
+    """The stages of a recipe's backward, in the order of the dataflow, without those of its forward; none without."""
     recipe = inputs.chosen_recipe(recipe)
+    if not recipe.has_backward:
+        return ()
     earlier = forward_stages(recipe)
     uses = (Use.DP_DO, Use.DV_DO, Use.DP_V, Use.DQ_K, Use.DK_Q)
     stages = (
@@ -75,13 +76,18 @@ def backward_stages(recipe: Recipe | str) -> tuple[str, ...]:
 def kept_for_backward(recipe: Recipe) -> tuple[str, ...]:
     """What a forward keeps for its backward besides out and lse: the names in `Forward.saved`.
 
-    "o": float32 [tokens, heads, value channels], O before its output rounding. "row_base": float32 [heads, tokens, key
+    "o": float32 [tokens, heads, value channels], O before its output rounding. "high_precision_out": likewise, O of P
+    in bfloat16, rounded to bfloat16. "row_base": float32 [heads, tokens, key
     tiles], what the P of each key tile is relative to, 0 where no pair of tiles was computed.
     """
-    kept = []
-    if recipe.gradient.delta_source == "unrounded_out":
+    kept: list[str] = []
+    if not recipe.has_backward:
+        return ()
+    if recipe.backward.gradient.delta_source == "unrounded_out":
         kept.append("o")
-    if recipe.gradient.p_for_dv == "forward":
+    if recipe.backward.gradient.delta_source == "high_precision_out":
+        kept.append("high_precision_out")
+    if recipe.backward.gradient.p_for_dv == "forward":
         kept.append("row_base")
     return tuple(kept)
 
@@ -101,10 +107,10 @@ def _inputs(recipe: Recipe, uses: tuple[Use, ...]) -> list[str]:
     found = []
     for use in uses:
         operand = recipe.operand(use)
-        if operand.scope is Scope.UNIT:
+        if operand.plain:
             continue
         found.append(f"{names[use]}.codes")
-        if _has_scales(operand):
+        if operand.has_scales:
             found.append(f"{names[use]}.scales")
             if operand.has_token_scales:
                 found.append(f"{names[use]}.token_scales")
@@ -113,11 +119,7 @@ def _inputs(recipe: Recipe, uses: tuple[Use, ...]) -> list[str]:
 
 def _pairs(recipe: Recipe, use: Use) -> list[str]:
     name = pair_names(recipe)[use]
-    return [f"{name}.codes", *([f"{name}.scales"] if _has_scales(recipe.operand(use)) else [])]
-
-
-def _has_scales(operand: Operand) -> bool:
-    return operand.format in PRESETS
+    return [f"{name}.codes", *([f"{name}.scales"] if recipe.operand(use).has_scales else [])]
 
 
 def input_of(use: Use) -> str:

@@ -35,8 +35,13 @@ def whole(case: Case, kernel: kernels.Kernel) -> dict[str, Any]:
         **_settings(case),
         **extras,
         **_of_recipe(case),
-        dout=_bfloat16(case, "dout"),
+        **({"dout": _bfloat16(case, "dout")} if has_backward(case) else {}),
     )
+
+
+def has_backward(case: Case) -> bool:
+    """Return whether the recipe of a case has a backward."""
+    return any(stage.backward for stage in case.recipe.dataflow.stages.values())
 
 
 def by_stages(case: Case, kernel: kernels.Staged) -> dict[str, Any]:
@@ -47,6 +52,8 @@ def by_stages(case: Case, kernel: kernels.Staged) -> dict[str, Any]:
     results: dict[str, Any] = {}
     givers: dict[str, str] = {}
     for part, function in kernel.parts.items():
+        if part == "backward" and not has_backward(case):
+            continue
         for name, value in _STAGES[part](case, function).items():
             if name in results:
                 raise kernels.KernelError(
@@ -81,7 +88,7 @@ def _quantize(case: Case, function: kernels.Kernel) -> dict[str, Any]:
         needed=tuple(documents),
         always=("cu_seqlens",),
         cu_seqlens=case.tensors["cu_seqlens"].copy(),
-        dout=_bfloat16(case, "dout"),
+        **({"dout": _bfloat16(case, "dout")} if has_backward(case) else {}),
         **_named(case, function, _OF_DOUT),
         **documents,
         **_of_recipe(case),

@@ -16,6 +16,7 @@ from flamia_ref.arithmetic import INSTRUCTIONS
 from flamia_ref.golden import spread, twins, verdicts
 from flamia_ref.golden.actual import Given, Results, cases_of, from_arrays, from_kernel, from_path
 from flamia_ref.golden.bitwise import Aligned, align
+from flamia_ref.golden.calls import has_backward
 from flamia_ref.golden.dataflow import OUTPUTS, visible_pairs
 from flamia_ref.golden.diagnosis import difference
 from flamia_ref.golden.expectations import chosen
@@ -218,7 +219,7 @@ def _compared(
         suspects=() if departed is None else case.recipe.dataflow.suspects(departed.stage, whole),
         consistent=_consistent(case, aligned, judged, instruction),
         diagnoses=diagnoses,
-        note="" if _has_backward(case, given) else _FORWARD_ONLY,
+        note=_FORWARD_ONLY if has_backward(case) and not _has_backward(case, given) else "",
         **known,
     )
 

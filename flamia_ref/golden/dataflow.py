@@ -22,7 +22,7 @@ from flamia_ref.golden.copies import HEADS, Copy, copies
 from flamia_ref.golden.stage import Place, Role, Stage, View
 
 if TYPE_CHECKING:
-    from flamia_ref.attention import Product, Recipe
+    from flamia_ref.attention import Recipe
 
 INPUTS = ("cu_seqlens", "q", "k", "v", "dout")
 """What every case has."""
@@ -137,8 +137,12 @@ class _Builder:
         yield self._float("o", _QUERIES, self._taken("o"))
         yield Stage(name="out", view=View.BF16, axes=_QUERIES, parents=("o",), role=Role.OUTPUT)
         yield self._float("lse", _ROWS, ("row_max", "row_sum", "sink"), role=Role.OUTPUT)
+        if self.recipe.has_backward:
+            yield from self._backward()
+
+    def _backward(self) -> Iterator[Stage]:
         yield from self._operands(backward=True)
-        late = self.recipe.gradient.delta_source == "p_dp"
+        late = self.recipe.backward.gradient.delta_source == "p_dp"
         if not late:
             yield self._float("delta", _ROWS, self._delta(), backward=True)
         yield self._float("dp", _PAIRS, self._taken("dp"), masked_optional=True, backward=True)
@@ -213,7 +217,7 @@ class _Builder:
             return ("ds",)
         if copy.name == "p.o":
             return ("p",)
-        if self.recipe.gradient.p_for_dv == "recomputed":
+        if self.recipe.backward.gradient.p_for_dv == "recomputed":
             return ("p.dv",)
         return (*self._weights(), "row_max", "lse")  # brought from the one base to the other
 
@@ -230,7 +234,7 @@ class _Builder:
     def _delta(self) -> tuple[str, ...]:
         """Return the stages that delta is computed from."""
         dout = self._values("do")
-        match self.recipe.gradient.delta_source:
+        match self.recipe.backward.gradient.delta_source:
             case "returned_out":
                 return (*dout, "out")
             case "unrounded_out":
@@ -250,7 +254,7 @@ class _Builder:
         """Return the stages that hold the values of a tensor before they are codes."""
         if tensor != "do":
             return ("p.dv" if (tensor, product) == ("p", "dv") else tensor,)
-        folds = self.recipe.gradient.normalisation == "fold_into_dout"
+        folds = self.recipe.backward.gradient.normalisation == "fold_into_dout"
         return ("dout", "lse") if folds else ("dout",)
 
     def _folded_into(self, copy: Copy) -> Iterator[str]:
@@ -262,7 +266,7 @@ class _Builder:
 
     def _taken(self, name: str) -> tuple[str, ...]:
         """Return what a product is computed from."""
-        product: Product = getattr(self.recipe, name)
+        product = self.recipe.product(name)
         taken: list[str] = []
         for use, _ in self.recipe.uses():
             of_product, tensor = use.split(".")

@@ -25,17 +25,16 @@ def _unscaled(
 ) -> tuple[float | None, tuple[tuple[str, Index], ...]]:
     """What a code is made of, and where the pack has that; None where the value itself is not there."""
     name, at = _source(of, copy, index)
-    gradient = of.recipe.gradient
     if copy.tensor in HEADS:
         if copy.source is not None:
             source = next(one for one in of.copies if one.name == copy.source)
             parents: tuple[tuple[str, Index], ...] = ((source.codes, index),)
             return None, parents
         parents = ((name, at),)
-        if copy.tensor == "do" and gradient.normalisation == "fold_into_dout":
+        if copy.tensor == "do" and of.recipe.backward.gradient.normalisation == "fold_into_dout":
             return None, (*parents, ("lse", (index[1], index[0])))
         return of.value(name, at), parents
-    if copy.name == "p.dv" and gradient.p_for_dv == "forward":
+    if copy.name == "p.dv" and of.recipe.backward.gradient.p_for_dv == "forward":
         return None, ((f"p.o.codes.{document}", index),)
     stored = f"{name}.{document}"
     value, parents = of.value(stored, at), ((stored, at),)
@@ -44,7 +43,7 @@ def _unscaled(
     if product is not None and of.guarded(product, document or 0)[query, key]:
         value = 0.0  # the product of this pair is one of bfloat16
     if copy.name == "p.dv":
-        value *= 2.0**gradient.p_offset
+        value *= 2.0**of.recipe.backward.gradient.p_offset
     for other in of.copies:
         if any(product in copy.products for product in other.folded):
             keys = other.tensor in ("k", "v")
@@ -113,7 +112,7 @@ def scale(of: Elements, copy: Copy, place: Place, index: Index) -> Lineage:
         part = np.abs(of.numbers(name, (box[0], head, box[1])))
         at = _argmax(part)
         parent = (name, (box[0].start + at[0], head, box[1].start + at[1]))
-        folded = copy.tensor == "do" and of.recipe.gradient.normalisation == "fold_into_dout"
+        folded = copy.tensor == "do" and of.recipe.backward.gradient.normalisation == "fold_into_dout"
         parents = (parent, *((("lse", (head, parent[1][0])),) if folded else ()))
     else:
         head = index[0]

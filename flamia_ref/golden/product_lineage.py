@@ -131,6 +131,6 @@ def _epilogue(
             (("row_sum", (head, token)),),
             ", over the row sum",
         )
-    if product == "dv" or of.recipe.gradient.softmax_scale != "epilogue":
+    if product == "dv" or of.recipe.backward.gradient.softmax_scale != "epilogue":
         return 1.0, (), ", to bfloat16"
     return of.spec.softmax_scale, (), ", times the softmax scale, to bfloat16"

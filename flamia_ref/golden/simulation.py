@@ -28,9 +28,9 @@ _NAN = np.uint32(0x7FFFFFFF)
 
 
 def simulate(spec: CaseSpec, recipe: "Recipe") -> dict[str, Tensor]:
-    """Run a case in numpy, forward and backward, and return every tensor as it is stored, by name.
+    """Run a case in numpy and return every tensor as it is stored, by name.
 
-    They are in dataflow order. Raises ValueError where the results hold NaN and the case does not
+    They are those of the forward and, where the recipe has one, the backward, in dataflow order. Raises ValueError where the results hold NaN and the case does not
     ask for it: such a pack would let a broken kernel pass.
     """
     from flamia_ref.attention import backward, forward
@@ -53,10 +53,12 @@ def simulate(spec: CaseSpec, recipe: "Recipe") -> dict[str, Tensor]:
         sink=spec.sink,
         trace=flow.trace(backward=False),
     )
-    back = backward(q, k, v, dout, ahead, trace=flow.trace(backward=True))
-    values: dict[str, Any] = {**inputs, "cu_seqlens": spec.cu_seqlens, **ahead.trace, **back.trace}
-    values |= {"cu_seqlens_k": spec.cu_seqlens_k, "sink": spec.sink, "dsink": back.dsink}
-    values |= {"out": ahead.out, "lse": ahead.lse, "dq": back.dq, "dk": back.dk, "dv": back.dv}
+    values: dict[str, Any] = {**inputs, "cu_seqlens": spec.cu_seqlens, **ahead.trace}
+    values |= {"cu_seqlens_k": spec.cu_seqlens_k, "sink": spec.sink}
+    values |= {"out": ahead.out, "lse": ahead.lse}
+    if recipe.has_backward:
+        back = backward(q, k, v, dout, ahead, trace=flow.trace(backward=True))
+        values |= {**back.trace, "dsink": back.dsink, "dq": back.dq, "dk": back.dk, "dv": back.dv}
     for stage in flow.stages.values():
         if stage.tiled:
             source = flow.stages[stage.parents[0]]

@@ -78,7 +78,7 @@ def _run(
         trace=[name for name in trace if name not in later],
     )
     results = {**ahead.trace, "out": ahead.out, "lse": ahead.lse}
-    if dout is None:
+    if dout is None or not chosen.has_backward:
         return results
     dout = _backend.put(np.asarray(dout), library)
     back = backward(q, k, v, dout, ahead, trace=[name for name in trace if name in later])

@@ -76,7 +76,7 @@ def _lse(of: Elements, place: Place, index: Index) -> Lineage:
 
 def _delta(of: Elements, place: Place, index: Index) -> Lineage:
     head, token = index
-    gradient = of.recipe.gradient
+    gradient = of.recipe.backward.gradient
     if gradient.delta_source == "p_dp":
         _, row, name = _pairs_of_row(of, "dp", index)
         return Lineage(
@@ -106,7 +106,7 @@ def _p_dv(of: Elements, place: Place, index: Index) -> Lineage:
     token = of.spec.starts[document] + query
     base = (
         "floor(lse log2 e)"
-        if of.recipe.gradient.normalisation == "fold_into_dout"
+        if of.recipe.backward.gradient.normalisation == "fold_into_dout"
         else "lse log2 e"
     )
     return Lineage(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from flamia_ref._errors import shown
+from flamia_ref.attention import RECIPES, Recipe
 from flamia_ref.leakage.legal import Severity
 from flamia_ref.leakage.search.budget import Budget
 from flamia_ref.leakage.search.hunt_report import HuntReport
@@ -65,7 +66,7 @@ def hunt(
         calls: how many calls of the kernel it may take, and takes, all in all; a finding that is run once more may take
             a few above. None: as many as the plan has, unless `seconds` says more.
         seconds: how long it may take, and takes, looked at between calls.
-        backward: whether dout is given too and dq, dk, dv are compared.
+        backward: whether dout is given too and dq, dk, dv are compared; of a recipe that has a backward.
         severities: those that make a leak; None for all but "past". All that are found are reported.
         enough: stop after this many witnesses of severities that make a leak; None for never.
         trace: names of stages that the kernel is asked for, such as "v.scales".
@@ -86,7 +87,7 @@ def hunt(
         window=window,
         alignment=alignment,
         softmax_scale=softmax_scale,
-        backward=backward,
+        backward=backward if _has_backward(recipe_or_kernel) else False,
     )
     counted = _FAILING if severities is None else wanted_severities(severities)
     limits = _limits(seed, calls, seconds, enough)
@@ -105,6 +106,13 @@ def hunt(
         executor=executor,
         progress=progress,
     ).report()
+
+
+def _has_backward(subject: Any) -> bool:
+    """False for a recipe that has none; True for all else, which says so itself."""
+    if isinstance(subject, str):
+        subject = RECIPES.get(subject)
+    return not isinstance(subject, Recipe) or subject.has_backward
 
 
 def _limits(

@@ -10,7 +10,7 @@ from flamia_ref.attention.copies import INPUT_USES
 from flamia_ref.attention.product import Operand, Scope, Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.formats import PRESETS
-from flamia_ref.leakage.sharing.placement import GUARD, Extent
+from flamia_ref.leakage.sharing.placement import DOCUMENT, GUARD, Extent
 
 PAIR_USES = (Use.O_P, Use.DV_P, Use.DQ_DS, Use.DK_DS)
 """Uses whose operand has a value for each pair of a query and a key."""
@@ -66,6 +66,7 @@ class Coupling:
         masked_scores: the rows and columns of the tiles in which masked pairs have a finite score and reach O: 0 for
             every tile; None where they are selected out.
         summed_codes: whether the row sum takes the P of O's product.
+        backward: whether there are gradients; what follows and the uses of their products say nothing without.
         lse_in_dout: whether dO takes a factor of lse before it is quantized.
         delta: the source of delta.
         forward_p: whether dV takes the P of O's product.
@@ -76,6 +77,7 @@ class Coupling:
     codes: bool
     masked_scores: tuple[int, int] | None
     summed_codes: bool
+    backward: bool
     lse_in_dout: bool
     delta: str
     forward_p: bool
@@ -120,21 +122,24 @@ class Coupling:
 
 def coupling_of(recipe: Recipe) -> Coupling:
     """The coupling of a recipe. Raises ValueError where a scale is folded into what has no scale to take it."""
-    tiles, softmax, gradient = recipe.tiles, recipe.softmax, recipe.gradient
+    tiles, softmax, back = recipe.tiles, recipe.softmax, recipe.has_backward
     masked = None
     if softmax.mask_value is not None:
         masked = (tiles.query, tiles.key) if tiles.masked == "skipped" else (0, 0)
     return Coupling(
-        uses={use: _coupled(recipe, use) for use in Use},
-        guarded=frozenset(
-            name for name in ("s", "o", "dp", "dv", "dq", "dk") if getattr(recipe, name).guarded
-        ),
+        uses={use: _coupled(recipe, use) if recipe.has_use(use) else Coupled() for use in Use},
+        guarded=frozenset(name for name, product in recipe.products() if product.guarded),
         codes=recipe.guard_operands == "codes",
         masked_scores=masked,
         summed_codes=softmax.row_sum_of == "codes",
-        lse_in_dout=gradient.normalisation == "fold_into_dout",
-        delta=gradient.delta_source,
-        forward_p=gradient.p_for_dv == "forward" or recipe.dv.left.same_codes_as is Use.O_P,
+        backward=back,
+        lse_in_dout=back and recipe.backward.gradient.normalisation == "fold_into_dout",
+        delta=recipe.backward.gradient.delta_source if back else "returned_out",
+        forward_p=back
+        and (
+            recipe.backward.gradient.p_for_dv == "forward"
+            or recipe.backward.dv.left.same_codes_as is Use.O_P
+        ),
     )
 
 
@@ -174,6 +179,8 @@ def _alike(one: Use, other: Use) -> bool:
 
 
 def _own(operand: Operand, use: Use) -> tuple[Sharing, ...]:
+    if operand.scope is Scope.HEAD:
+        return (Sharing(rows=DOCUMENT, columns=1),)
     if operand.format not in PRESETS or operand.block is None:
         return ()
     rows, columns = operand.block

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flamia_ref.attention.product import Use
-from flamia_ref.leakage.legal import QUERY_SIDE
+from flamia_ref.leakage.legal import FORWARD_OUTPUTS, QUERY_SIDE
 from flamia_ref.leakage.sharing.coupling import INPUT_OF, Coupling
 from flamia_ref.leakage.sharing.placement import Placement, Side, Visible
 from flamia_ref.leakage.sharing.runs import Sets, then, union
@@ -94,7 +94,9 @@ class Dependence:
 
     def of(self, output: str) -> Sources:
         """For each token of "out", "lse", "delta", "dq", "dk" or "dv", the tokens of the inputs; an input that is left
-        out has none."""
+        out has none. Of a recipe without a backward the gradients, and delta, have none."""
+        if not self.coupling.backward and output not in FORWARD_OUTPUTS:
+            return {}
         found: Sources = getattr(self, output)
         return found
 

@@ -15,7 +15,10 @@ from flamia_ref.packing.mask import Mask
 GUARD = 32
 """Queries and keys of a block that is guarded as one."""
 
-Extent = int | str  # a number of tokens, or "all"
+Extent = int | str  # a number of tokens, "all", or, of an input, DOCUMENT
+
+DOCUMENT = "document"
+"""The extent of a scale of an input that a document has for itself, wherever blocks are counted from."""
 
 
 class Side(StrEnum):

@@ -10,7 +10,7 @@ import numpy as np
 from flamia_ref.attention.product import Use
 from flamia_ref.leakage.legal import QUERY_SIDE
 from flamia_ref.leakage.sharing.coupling import INPUT_OF, Coupling, Sharing, product_of
-from flamia_ref.leakage.sharing.placement import Placement, Side, Visible
+from flamia_ref.leakage.sharing.placement import DOCUMENT, Placement, Side, Visible
 from flamia_ref.leakage.sharing.runs import Runs, Sets, then, union
 
 
@@ -84,6 +84,9 @@ class SharedScales:
     def _shared(self, sharing: Sharing, side: Side) -> Sets:
         placement, extent = self.placement, sharing.rows
         alone = placement.alone(side)
+        if extent == DOCUMENT:
+            begin, end = placement.own(side, side)
+            return (Runs(begin=begin, end=end),)
         if not isinstance(extent, int):  # the scale of a whole tensor, which all documents share
             return (Runs(begin=alone.begin, end=alone.end, whole=True),)
         if sharing.previous:

@@ -95,7 +95,7 @@ class Structure:
             found.append(
                 "tiles.masked is 'computed': a NaN or an infinity reaches every row of its document (0 times it is NaN)"
             )
-        if self.recipe.gradient.masked_ds == "product":
+        if self.recipe.has_backward and self.recipe.backward.gradient.masked_ds == "product":
             found.append(
                 "gradient.masked_ds is 'product': dS of a masked pair is NaN where its dP or delta is NaN or infinite;"
                 " finite values never show it"

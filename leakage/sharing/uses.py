@@ -16,7 +16,7 @@ from flamia_ref.leakage.sharing import sampling
 from flamia_ref.leakage.sharing.coupling import PAIR_USES, Coupled, Coupling, product_of
 from flamia_ref.leakage.sharing.dependence import Dependence, affected
 from flamia_ref.leakage.sharing.illegal import RETURNED, Findings, Illegal, worst
-from flamia_ref.leakage.sharing.placement import Grid, Placement
+from flamia_ref.leakage.sharing.placement import DOCUMENT, Grid, Placement
 from flamia_ref.leakage.sharing.sampling import Sample
 from flamia_ref.packing.documents import Documents
 from flamia_ref.packing.mask import Mask
@@ -33,6 +33,8 @@ class Couples(StrEnum):
     """All that its block holds."""
     PREVIOUS_BLOCK = "previous_block"
     """All that the block before holds."""
+    DOCUMENT = "document"
+    """All tokens of its document."""
     TENSOR = "tensor"
     """All tokens, of all documents."""
 
@@ -219,6 +221,8 @@ def _of(illegal: Illegal, left: set[tuple[str, str]], mask: Mask) -> UseIllegal:
 def _couples(coupling: Coupling, use: Use) -> Couples:
     found = Couples.NONE
     for sharing in coupling.uses[use].sharings:
+        if sharing.rows == DOCUMENT:
+            return Couples.DOCUMENT
         if use not in PAIR_USES and not isinstance(sharing.rows, int):
             return Couples.TENSOR
         found = Couples.PREVIOUS_BLOCK if sharing.previous else Couples.BLOCK
@@ -229,6 +233,8 @@ def _shares(coupling: Coupling, use: Use, operand: Operand) -> str:
     """What shares a scale, in words."""
     if operand.scope is Scope.UNIT:
         return "no scale"
+    if operand.scope is Scope.HEAD:
+        return "one document and key/value head"
     if operand.scope is Scope.STATIC:
         return "a constant scale"
     sharings = coupling.uses[use].sharings

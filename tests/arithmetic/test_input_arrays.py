@@ -125,12 +125,13 @@ def same_in_both(call: Callable[..., Any], *arrays: Any) -> None:
 @pytest.mark.parametrize(
     "instruction",
     [
-        "sm100.tcgen05.f16",
         "sm100.tcgen05.mxf8f6f4",
-        "sm100.tcgen05.mxf4nvf4",
         "sm90.wgmma.f16.f16out",
         "exact",
-        "float32",
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("sm100.tcgen05.f16", "sm100.tcgen05.mxf4nvf4", "float32")
+        ),
     ],
 )
 def test_products_promote_no_rank(instruction: str) -> None:
@@ -144,12 +145,18 @@ def test_products_promote_no_rank(instruction: str) -> None:
         np.testing.assert_array_equal(np.asarray(both), np.stack([expected, expected]))
 
 
+def traces(call: Callable[..., Any], *arrays: Any) -> None:
+    """A rank is refused while a function is traced: that needs no compiling."""
+    jax.eval_shape(call, *map(jnp.asarray, arrays))
+
+
 @pytest.mark.usefixtures("no_rank_promotion")
-def test_conversions_promote_no_rank() -> None:
+@pytest.mark.parametrize("same", [traces, pytest.param(same_in_both, marks=pytest.mark.nightly)])
+def test_conversions_promote_no_rank(same: Callable[..., None]) -> None:
     for name in ("e4m3", "e5m2", "e8m0", "bf16"):
-        same_in_both(lambda x, name=name: decode(encode(x, name), name), X)
+        same(lambda x, name=name: decode(encode(x, name), name), X)
     draws = np.full(X.shape, 77, np.uint8)
-    same_in_both(lambda x, r: encode(x, "e4m3", rounding="stochastic", random_bits=r), X, draws)
+    same(lambda x, r: encode(x, "e4m3", rounding="stochastic", random_bits=r), X, draws)
     for name in (
         "cudnn-mx-e4m3",
         "flamia-fp4-e8m0",
@@ -158,7 +165,7 @@ def test_conversions_promote_no_rank() -> None:
         "gfloat-mx-e2m3",
     ):
         for block in PRESETS[name].blocks:
-            same_in_both(lambda x, p=name, b=block: dequantize(quantize(x, p, block=b)), X)
+            same(lambda x, p=name, b=block: dequantize(quantize(x, p, block=b)), X)
     whole = np.tile(X[:, :32], (4, 1))
     for name in (
         "te-nvfp4",
@@ -167,7 +174,17 @@ def test_conversions_promote_no_rank() -> None:
         "te-nvfp4-4over6-mse",
         "torchao018-mx-rceil-e2m1",
     ):
-        same_in_both(lambda x, p=name: dequantize(quantize(x, p)), whole)
+        same(lambda x, p=name: dequantize(quantize(x, p)), whole)
+
+
+@pytest.mark.usefixtures("no_rank_promotion")
+def test_a_conversion_in_jax_is_that_in_numpy() -> None:
+    same_in_both(lambda x: dequantize(quantize(x, "te-mx-e4m3", block=(1, 32))), X)
+
+
+def test_a_rank_that_is_promoted_is_seen() -> None:
+    with jax.numpy_rank_promotion("raise"), pytest.raises(ValueError, match="rank_promotion"):
+        traces(lambda x: x + jnp.ones(60, np.float32), X)
 
 
 @pytest.mark.usefixtures("no_rank_promotion")

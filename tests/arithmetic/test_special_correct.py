@@ -104,7 +104,7 @@ def test_constants() -> None:
     context = Context(prec=60)
     ln2 = Fraction(context.ln(TWO))
     assert int(ln2 * (1 << 64)) == correct._LN2
-    for table, step in zip(correct._roots(), (8, 16), strict=True):
+    for table, step in zip(correct.roots(), (8, 16), strict=True):
         assert table.dtype == np.uint64
         for k, entry in enumerate(table.tolist()):
             exact = power(Fraction(k, 1 << step)) * (1 << 63)

@@ -25,7 +25,16 @@ def values(x) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "dtype"), [*((recipe, np.float32) for recipe in RECIPES), (RECIPE, BF16)]
+    ("recipe", "dtype"),
+    [
+        ("flamia-mxfp8", np.float32),
+        (RECIPE, BF16),
+        *(
+            pytest.param(recipe, np.float32, marks=pytest.mark.nightly)
+            for recipe in RECIPES
+            if recipe != "flamia-mxfp8"
+        ),
+    ],
 )
 def test_gradients_are_those_of_backward(recipe: str, dtype) -> None:
     import jax

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -181,7 +182,14 @@ def run_masked(recipe: Recipe | str, lengths, **options) -> None:
     run(inputs, recipe, stages=False, cu_seqlens=queries, cu_seqlens_k=keys, **options)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+def nightly_but(*daily: str) -> list[Any]:
+    """Every recipe, these daily: the shapes are those of all, and each takes a minute to compile."""
+    return [
+        name if name in daily else pytest.param(name, marks=pytest.mark.nightly) for name in RECIPES
+    ]
+
+
+@pytest.mark.parametrize("recipe", nightly_but("bf16-fa4", "cudnn-mxfp8"))
 def test_new_lengths_compile_nothing(recipe: str) -> None:
     """Documents of more than 64 tokens: one shape of tiles. The test below has them all."""
     rng = np.random.default_rng(0)
@@ -198,13 +206,7 @@ def test_new_lengths_compile_nothing(recipe: str) -> None:
     assert not compiled, compiled
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        name if name == "flamia-mxfp8-folded" else pytest.param(name, marks=pytest.mark.nightly)
-        for name in RECIPES
-    ],
-)
+@pytest.mark.parametrize("recipe", nightly_but("flamia-mxfp8-folded"))
 def test_new_lengths_of_every_tile_shape_compile_nothing(recipe: str) -> None:
     rng = np.random.default_rng(0)
     for causal in (True, False):
@@ -216,15 +218,7 @@ def test_new_lengths_of_every_tile_shape_compile_nothing(recipe: str) -> None:
     assert not compiled, compiled
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        name
-        if name in ("bf16-fa4", "flamia-mxfp8")
-        else pytest.param(name, marks=pytest.mark.nightly)
-        for name in RECIPES
-    ],
-)
+@pytest.mark.parametrize("recipe", nightly_but("flamia-mxfp8"))
 def test_new_masks_and_lengths_of_keys_compile_nothing(recipe: str) -> None:
     """Windows, alignments and other numbers of keys are values, and never shapes: with a sink and a soft cap once
     warm, any will do."""

@@ -133,6 +133,7 @@ def test_every_command_and_option_of_the_workflow_is_there() -> None:
                 assert f'"{option}"' in plugin
 
 
+@pytest.mark.nightly
 def test_the_commands_of_the_cpu_job_find_the_broken_kernel(repository: Path, made: Path) -> None:
     pytest.importorskip("xdist")
     shutil.copytree(made, repository / "pack")

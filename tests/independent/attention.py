@@ -1,7 +1,8 @@
 """Attention forward and backward of every recipe, one number at a time.
 
 The steps are those of the recipes' descriptions; what a description leaves open is said in the
-module of its recipe: ``folded`` and ``blocked`` (with ``flamia``), ``flash_attention``, ``cudnn``.
+module of its recipe: ``folded`` and ``blocked`` (with ``flamia``), ``flash_attention``, ``cudnn``,
+``attn_qat``.
 Key tiles of 128 and blocks of 32 start at the document. For all recipes:
 
 - Every NaN result is 0x7fffffff, and 0x7fff or the code 0x7f where it is rounded to bfloat16 or
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.independent.attn_qat import AttnQat
 from tests.independent.blocked import Guarded, Unguarded
 from tests.independent.cudnn import CudnnBfloat16, CudnnScaled
 from tests.independent.flash_attention import FlashAttention
@@ -37,6 +39,7 @@ RECIPES: dict[str, Callable[[Head], Passes]] = {
     "bf16-fa4": FlashAttention,
     "cudnn-mxfp8": CudnnScaled,
     "cudnn-mxfp8-pv-bf16": CudnnBfloat16,
+    "attn-qat-nvfp4": AttnQat,
 }
 
 # Stages [heads, tokens]; those of operands are [tokens, heads, ...], all others a list of pairs.

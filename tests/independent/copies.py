@@ -1,12 +1,12 @@
 """The quantized copies of q, k, v and dO that a recipe's products take, and how their stages are called."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from tests.independent import codes, fp4, quantized
+from tests.independent import codes, fp4, nvfp4, quantized
 from tests.independent.matrices import Integers
 from tests.independent.operands import Matrix, narrow
 from tests.independent.quantized import Quantized
@@ -72,7 +72,8 @@ def copies(tensor: str, values: Matrix, width: int, recipe: Mapping[str, Any]) -
             elif source:
                 made[use] = fp4.promoted(copy(source), width, given["format"])
             else:
-                made[use] = _quantized(values, width, given)
+                found = _quantized(values, width, given)
+                made[use] = replace(found, dequantized=given["dequantized"])
         return made[use]
 
     by_use = {use: copy(use) for use in USES[tensor]}
@@ -84,6 +85,8 @@ def _quantized(values: Matrix, width: int, given: Mapping[str, Any]) -> Quantize
     scope, form = given["scope"], given["format"]
     if form in fp4.PRESETS:
         return fp4.quantized(values, width, form)
+    if form == nvfp4.PRESET:
+        return nvfp4.quantized(values, width)
     if scope in ("block", "token"):
         return quantized.in_blocks(values, width, tuple(given["block"]), form)
     if scope == "previous_block":
@@ -108,8 +111,11 @@ def pair_operand(
     A static scale of P is compensated by ``p_offset``, that of dS by the codes.
     """
     scope, form = given["scope"], given["format"]
+    if form == nvfp4.PRESET:
+        return replace(nvfp4.quantized(values, width), dequantized=given["dequantized"])
     if scope == "block":
-        return quantized.in_blocks(values, width, tuple(given["block"]), form)
+        found = quantized.in_blocks(values, width, tuple(given["block"]), form)
+        return replace(found, dequantized=given["dequantized"])
     element = codes.ELEMENTS[form]
     if scope == "static" and is_p:
         return quantized.encoded(values, element, width, given["static_scale"])

@@ -13,7 +13,7 @@ Where the description is silent:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -130,6 +130,8 @@ class HeadBackward:
         out = widen([self.out[query]])[0]
         if source == "unrounded_out":
             out = self.forward.o[query]
+        if source == "high_precision_out":
+            out = widen([self.forward.high[query]])[0]
         return deltas.total(self.gradient["delta"], dout, out)
 
     def _sum_of_products(self, query: int) -> int:
@@ -320,10 +322,23 @@ class HeadBackward:
                 name: matrices.integers(found, keys).astype(np.uint32)
                 for name, found in (("dp", self.dp), ("p.dv", self.p), ("ds", self.ds))
             },
-            **copies.quantized_stages("p.dv", self.p_codes),
-            **copies.quantized_stages(ds_dq, self.ds_dq),
-            **copies.quantized_stages(ds_dk, self.ds_dk),
+            **copies.quantized_stages("p.dv", self._where_worked(self.p_codes)),
+            **copies.quantized_stages(ds_dq, self._where_worked(self.ds_dq)),
+            **copies.quantized_stages(ds_dk, self._where_worked(self.ds_dk)),
         }
+
+    def _where_worked(self, pairs: Quantized) -> Quantized:
+        """Codes of pairs with scales of 0 in tiles that are skipped, where a block of zeros has another."""
+        if pairs.scales is None:
+            return pairs
+        scales = pairs.scales.copy()
+        for (row, column), _ in np.ndenumerate(scales):
+            block = self.worked[
+                row * pairs.rows : (row + 1) * pairs.rows,
+                column * pairs.columns : (column + 1) * pairs.columns,
+            ]
+            scales[row, column] *= block.any()
+        return replace(pairs, scales=scales)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from tests.independent.quantized import UNIT_SCALE, Quantized
 from tests.independent.scores import Scores
 
 Recipe = Mapping[str, Any]
+_HALF = {"scope": "unit", "format": "bf16"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,7 @@ class Forward:
     lse: list[int]
     o: Matrix
     z: Matrix  # P as O's product took it, without a scale that it took over
+    high: Matrix  # bfloat16 bits of O of P in bfloat16, where delta takes that
     bases: Matrix  # [query][key tile], what the z of a tile are relative to
     bases_in_log2: Matrix
     stages: dict[str, Any]
@@ -129,6 +131,7 @@ def forward(head: Head) -> Forward:
     c = head.scores.factor(softmax["score_factor"])
     splits = recipe["tiles"]["splits"]
     width = head.v.shape[1]
+    is_high = recipe["gradient"]["delta_source"] == "high_precision_out"
     pairs = _Pairs(head)
     bases = [[0] * len(tiling.key_tiles) for _ in range(mask.queries)]
     bases_in_log2 = [list(row) for row in bases]
@@ -139,7 +142,8 @@ def forward(head: Head) -> Forward:
         parts = []
         for number, tiles in enumerate(runs(tiling.worked_on(queries), splits)):
             rows: list[Online] = [BASES[softmax["base"]](softmax, c) for _ in queries]
-            accumulator = matrices.zeros(len(queries), width)
+            # O of P in bfloat16 stands beside O, since rows end alike.
+            accumulator = matrices.zeros(len(queries), width * (2 if is_high else 1))
             for tile in ordered(tiles, recipe["o"]["tile_order"], causal=mask.is_local):
                 keys = tiling.key_tiles[tile]
                 accumulator = _add_tile(head, rows, queries, keys, accumulator, pairs)
@@ -160,6 +164,8 @@ def forward(head: Head) -> Forward:
             lse.append(row_lse)
     row_max = np.array([[x.m for x in row] for row in ends], np.uint32).reshape(-1, splits).T
     row_sum = np.array([[x.l for x in row] for row in ends], np.uint32).reshape(-1, splits).T
+    high = narrow([row[width:] for row in o])
+    o = [row[:width] for row in o]
     stages = {
         "s": matrices.integers(head.s, mask.keys).astype(np.uint32),
         **pairs.stages(),
@@ -172,6 +178,7 @@ def forward(head: Head) -> Forward:
         lse=lse,
         o=o,
         z=pairs.z.tolist(),
+        high=high,
         bases=bases,
         bases_in_log2=bases_in_log2,
         stages=stages,
@@ -240,8 +247,13 @@ def _add_tile(
     )
     is_partial = product["accumulation"] == "float32_partials"
     start = matrices.zeros(*accumulator.shape) if is_partial else accumulator
-    values = v_copy.part(keys, range(head.v.shape[1])).column_side(size, unit=folds)
-    result = chains.over_tokens(product, codes.row_side(size), values, start)
+    width = head.v.shape[1]
+    values = v_copy.part(keys, range(width)).column_side(size, unit=folds)
+    result = chains.over_tokens(product, codes.row_side(size), values, start[:, :width])
+    if start.shape[1] > width:
+        rounded = copies.pair_operand(p, size, _HALF, is_p=True)
+        more = chains.over_tokens(product, rounded.row_side(size), values, start[:, width:])
+        result = np.concatenate([result, more], axis=1)
     half = head.half(head.v, v_copy)
     result = chains.add_guarded(product, p, half, result, (queries, keys), head.mask)
     return chains.add(accumulator, result) if is_partial else result

@@ -34,9 +34,18 @@ class Quantized:
     constant: int = UNIT_SCALE
     scale_format: str = "e8m0"
     tokens: Integers | None = None  # E8M0 bytes [token, 1] beside the scales, of FP4
+    dequantized: bool = False  # products take the values in bfloat16
+
+    def _taken(self) -> "Quantized":
+        """What products take."""
+        if not self.dequantized:
+            return self
+        return encoded(self.values(), codes.BF16, self.codes.shape[1])
 
     def row_side(self, size: int | None = None, *, unit: bool = False) -> Side:
         """The rows, along their columns, filled with zeros to ``size``; ``unit``: under scales of 1."""
+        if self.dequantized:
+            return self._taken().row_side(size, unit=unit)
         width = self.codes.shape[1]
         step = 16 if self.columns == 16 else STEP
         starts = range(0, width, step)
@@ -64,6 +73,8 @@ class Quantized:
 
     def column_side(self, size: int | None = None, *, unit: bool = False) -> Side:
         """The columns, along their rows."""
+        if self.dequantized:
+            return self._taken().column_side(size, unit=unit)
         turned = Quantized(
             codes=self.codes.T,
             element=self.element,
@@ -91,6 +102,7 @@ class Quantized:
             columns=self.columns,
             constant=self.constant,
             scale_format=self.scale_format,
+            dequantized=self.dequantized,
         )
 
     def scale(self, row: int, column: int) -> int:

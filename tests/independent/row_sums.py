@@ -55,8 +55,8 @@ class RowSum:
     """A sum over the columns of key tiles in one of the orders of a recipe; float32 bits."""
 
     def __init__(self, order: str) -> None:
-        """``order`` is "eight_lanes", "two_lanes" or "ascending"."""
-        if order not in ("eight_lanes", "two_lanes", "ascending"):
+        """``order`` is "eight_lanes", "two_lanes", "ascending" or "bfloat16_butterfly"."""
+        if order not in ("eight_lanes", "two_lanes", "ascending", "bfloat16_butterfly"):
             raise ValueError(f"row sum {order!r}: none is known by that name")
         self.order = order
         self._lanes = [0, 0] if order == "two_lanes" else [0]
@@ -68,6 +68,9 @@ class RowSum:
                 rescaling.apply_and_add(lane, _lane(terms, parity))
                 for parity, lane in enumerate(self._lanes)
             ]
+            return
+        if self.order == "bfloat16_butterfly":
+            self._lanes = [rescaling.apply_and_add(self._lanes[0], sums.in_bfloat16(terms))]
             return
         start = rescaling.apply(self._lanes[0])
         if self.order == "eight_lanes":

@@ -28,6 +28,33 @@ def two_lanes(p: Sequence[int]) -> tuple[int, int]:
     return even, odd
 
 
+def in_bfloat16(p: Sequence[int]) -> int:
+    """32 columns rounded to bfloat16 and added in it; float32 bits. Every column adds what another one holds."""
+    assert len(p) == 32
+    columns = [float32.to_bfloat16(x) for x in p]
+    for distance in (1, 4, 2, 16, 8):
+        columns = [_bfloat16_sum(x, columns[j ^ distance]) for j, x in enumerate(columns)]
+    assert len(set(columns)) == 1, "all columns end with the same sum"
+    return float32.from_bfloat16(columns[0])
+
+
+def _bfloat16_sum(a: int, b: int) -> int:
+    """The sum of two bfloat16, rounded once."""
+    wide = [float32.from_bfloat16(x) for x in (a, b)]
+    if any(float32.is_nan(x) or float32.is_infinite(x) for x in wide):
+        return float32.to_bfloat16(float32.add(*wide))
+    total = sum(float32.value(x) for x in wide)
+    if total == 0:
+        return float32.to_bfloat16(float32.add(*wide))
+    magnitude = abs(total)
+    unit = max(float32.floor_log2(magnitude) - 7, -133)  # a bfloat16 has 8 significant bits
+    steps = float32.nearest_even_integer(magnitude / float32.power_of_two(unit))
+    if steps * float32.power_of_two(unit) >= float32.power_of_two(128):
+        return (0xFF80 if total < 0 else 0x7F80)
+    rounded = float32.nearest(steps * float32.power_of_two(unit))
+    return rounded >> 16 | (0x8000 if total < 0 else 0)
+
+
 def _in_order(terms: Sequence[int], add: Callable[[int, int], int] = float32.add) -> int:
     total = terms[0]
     for x in terms[1:]:

@@ -15,6 +15,9 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
+# Those that take a minute run by night; what they use has tests of its own.
+LONG = ("03_accumulation", "05_leakage")
+
 
 @functools.cache
 def module(name: str) -> ModuleType:
@@ -42,7 +45,13 @@ def test_there_are_notebooks() -> None:
 
 # The client of the kernel leaves the closing of its sockets to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@every_notebook
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.nightly] * (path.stem in LONG))
+        for path in NOTEBOOKS
+    ],
+)
 def test_a_notebook_runs_and_prints_what_it_keeps(path: Path) -> None:
     execute = module("notebooks/execute.py")
     again = execute.executed(path, seconds=300)

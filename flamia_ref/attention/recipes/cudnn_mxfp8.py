@@ -166,7 +166,7 @@ CUDNN_MXFP8_PV_BF16 = replace(
     dq=Product(left=_BF16, right=_BF16, instruction=F16),
     dk=Product(left=_BF16, right=_BF16, instruction=F16),
     softmax=replace(_SOFTMAX, p_offset=0),
-    gradient=replace(CUDNN_MXFP8.gradient, p_offset=0),
+    gradient=replace(CUDNN_MXFP8.backward.gradient, p_offset=0),
     steps={
         **_STEPS,
         **dict.fromkeys(("dv", "dq", "dk", "gradient"), _DRAFT),

@@ -86,8 +86,8 @@ FLAMIA_NVFP4_FP8_UE4M3 = replace(
         right=_blocks_of_16("flamia-fp4-ue4m3"),
         instruction=_FP4,
     ),
-    dq=replace(_FOLDED.dq, right=_promoted(Use.S_K, Use.DQ_DS)),
-    dk=replace(_FOLDED.dk, right=_promoted(Use.S_Q, Use.DK_DS)),
+    dq=replace(_FOLDED.backward.dq, right=_promoted(Use.S_K, Use.DQ_DS)),
+    dk=replace(_FOLDED.backward.dk, right=_promoted(Use.S_Q, Use.DK_DS)),
     steps=_STEPS,
 )
 

@@ -69,7 +69,7 @@ class BackwardEnvelope:
         run.inputs["do"] = prologue.dout
         self._copies_of_dout()
         rows = run.tokens * run.heads
-        late = self.recipe.gradient.delta_source == "p_dp"
+        late = self.recipe.backward.gradient.delta_source == "p_dp"
         delta = exactly(np.zeros(rows, dtype=np.uint32)) if late else self._delta(prologue, out)
         if late:
             delta = self._delta_of_pairs(prologue)
@@ -105,7 +105,7 @@ class BackwardEnvelope:
 
     def _delta(self, prologue: Prologue, out: Any) -> Range:
         """delta of rows, products as the recipe rounds them, added in any tree."""
-        run, gradient = self.run, self.recipe.gradient
+        run, gradient = self.run, self.recipe.backward.gradient
         rows = run.tokens * run.heads
         dout = prologue.dout
         if gradient.delta_source == "quantized_dout":
@@ -196,8 +196,8 @@ class BackwardEnvelope:
         dp = contraction.over_channels(
             rows(Use.DP_DO, query_tokens, tiles.head),
             rows(Use.DP_V, key_tokens, kv_head),
-            recipe.dp,
-            guarded if recipe.dp.guarded else None,
+            recipe.backward.dp,
+            guarded if recipe.backward.dp.guarded else None,
             self.machine,
         )
         index, _ = self._index(pairs)
@@ -235,7 +235,7 @@ class BackwardEnvelope:
         self, pairs: TilePairs, values: _Rows, sums: Sums, kept: set[str], *, note: bool
     ) -> None:
         run, recipe, tiles = self.run, self.recipe, pairs.queries
-        gradient = recipe.gradient
+        gradient = recipe.backward.gradient
         s, dp, visible, guarded = self._scores(pairs, values, note=note)
         if not pairs.seen.any():
             return
@@ -270,18 +270,18 @@ class BackwardEnvelope:
         if gradient.p_offset:
             k = np.full(p.low.shape, gradient.p_offset, dtype=np.int32)
             weights = rising(lambda x: _float32.shift(x, k), p)
-        dv = self._coded(Use.DV_P, pairs, weights, recipe.dv.left, _by_query(dv_do.fold), note)
+        dv = self._coded(Use.DV_P, pairs, weights, recipe.backward.dv.left, _by_query(dv_do.fold), note)
         cut = ds
-        if recipe.dq.guarded and guarded is not None:
+        if recipe.backward.dq.guarded and guarded is not None:
             cut = zeroed(contraction.in_guarded(guarded, ds.low.shape), ds)
         fold = None if dq_k.fold is None else dq_k.fold[:, None, :]
         dq = self._coded(
-            Use.DQ_DS, pairs, _in_units(cut, recipe.dq.left), recipe.dq.left, fold, note
+            Use.DQ_DS, pairs, _in_units(cut, recipe.backward.dq.left), recipe.backward.dq.left, fold, note
         )
         dk = dq
-        if recipe.dk.left.same_codes_as is None:
-            units = _in_units(ds, recipe.dk.left)
-            dk = self._coded(Use.DK_DS, pairs, units, recipe.dk.left, _by_query(dk_q.fold), note)
+        if recipe.backward.dk.left.same_codes_as is None:
+            units = _in_units(ds, recipe.backward.dk.left)
+            dk = self._coded(Use.DK_DS, pairs, units, recipe.backward.dk.left, _by_query(dk_q.fold), note)
 
         places = self._places(pairs)
 
@@ -298,21 +298,21 @@ class BackwardEnvelope:
         new: dict[str, Ends] = {}
         if "dv" in kept:
             new["dv"] = contraction.over_rows(
-                coding.factor(dv, recipe.dv.left, over_queries=True),
+                coding.factor(dv, recipe.backward.dv.left, over_queries=True),
                 contraction.right_over_rows(
-                    dv_do, recipe.dv.right, recipe.dv.instruction, self.machine
+                    dv_do, recipe.backward.dv.right, recipe.backward.dv.instruction, self.machine
                 ),
                 gathered("dv", keys, run.value_dim),
-                recipe.dv.instruction,
+                recipe.backward.dv.instruction,
                 self.machine,
             )
             new["dk"] = contraction.over_rows(
-                coding.factor(dk, recipe.dk.left, over_queries=True),
+                coding.factor(dk, recipe.backward.dk.left, over_queries=True),
                 contraction.right_over_rows(
-                    dk_q, recipe.dk.right, recipe.dk.instruction, self.machine
+                    dk_q, recipe.backward.dk.right, recipe.backward.dk.instruction, self.machine
                 ),
                 gathered("dk", keys, run.head_dim),
-                recipe.dk.instruction,
+                recipe.backward.dk.instruction,
                 self.machine,
             )
         if "dq" in kept:
@@ -323,19 +323,19 @@ class BackwardEnvelope:
                 opens = pairs.opens[:, None, None]
                 chain = Ends(*(np.where(opens, np.zeros_like(x), x) for x in opened))
             end = contraction.over_rows(
-                coding.factor(dq, recipe.dq.left, over_queries=False),
+                coding.factor(dq, recipe.backward.dq.left, over_queries=False),
                 contraction.right_over_rows(
-                    dq_k, recipe.dq.right, recipe.dq.instruction, self.machine
+                    dq_k, recipe.backward.dq.right, recipe.backward.dq.instruction, self.machine
                 ),
                 chain,
-                recipe.dq.instruction,
+                recipe.backward.dq.instruction,
                 self.machine,
             )
-            if recipe.dq.guarded and guarded is not None:
+            if recipe.backward.dq.guarded and guarded is not None:
                 inside = contraction.in_guarded(guarded, ds.low.shape)
                 high = coding.high_factor(zeroed(~inside, ds))
                 end = contraction.over_guarded_keys(
-                    high, dq_k, end, recipe.dq, guarded, self.machine
+                    high, dq_k, end, recipe.backward.dq, guarded, self.machine
                 )
             if run.partials:
                 new["dq_partial"] = end
@@ -418,7 +418,7 @@ class BackwardEnvelope:
 
     def _finish(self, prologue: Prologue, sums: Sums) -> None:
         """The gradients from the sums of all tiles."""
-        run, gradient = self.run, self.recipe.gradient
+        run, gradient = self.run, self.recipe.backward.gradient
         chains = run.chains
         scaled = gradient.softmax_scale == "epilogue"
         dq = self._packed(sums["dq"], run.heads, run.mask.queries, run.head_dim)

@@ -56,9 +56,10 @@ def permitted(
 
 def check_supported(recipe: Recipe) -> None:
     """Raise ValueError for a recipe whose steps have no bounds here."""
-    if recipe.gradient.p_for_dv != "recomputed":
+    if recipe.has_backward and recipe.backward.gradient.p_for_dv != "recomputed":
         raise ValueError(
-            f"recipe {recipe.name!r} has p_for_dv {recipe.gradient.p_for_dv!r}; envelopes are of a recomputed P"
+            f"recipe {recipe.name!r} has p_for_dv {recipe.backward.gradient.p_for_dv!r}; envelopes are of a"
+            " recomputed P"
         )
     for use, operand in recipe.uses():
         pairs = use.split(".")[1] in ("p", "ds")

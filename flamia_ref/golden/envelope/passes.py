@@ -35,7 +35,7 @@ def forward(
     machine: Instruction | None,
 ) -> Range | None:
     """Note what the forward permits. Returns O before its output rounding, where delta is computed from that."""
-    keeps = recipe.gradient.delta_source == "unrounded_out"
+    keeps = recipe.has_backward and recipe.backward.gradient.delta_source == "unrounded_out"
     if keeps:
         record.wanted = record.wanted | {"o"}
     run = ForwardRun(

@@ -140,7 +140,7 @@ _SOURCES = {
 def _delta(scene: Scene, place: Place) -> Iterator[Variant]:
     from flamia_ref.attention.knobs import DeltaSum
 
-    gradient = scene.recipe.gradient
+    gradient = scene.recipe.backward.gradient
     for source, words in _SOURCES.items():
         if source != gradient.delta_source:
             yield Variant(
@@ -206,7 +206,7 @@ def _swapped(scene: Scene, place: Place) -> Iterator[Variant]:
 
 def _order(scene: Scene, place: Place) -> Iterator[Variant]:
     recipe, name = scene.recipe, place.stage.name
-    own = recipe.gradient.softmax_scale
+    own = recipe.backward.gradient.softmax_scale
     other, words = ("in_ds", "dS") if own == "epilogue" else ("epilogue", "dQ and dK")
     yield Variant(
         sentence=f"The softmax scale multiplies {words}.",
@@ -245,7 +245,7 @@ def _with(part: str, field: str, value: str) -> "Callable[[Recipe], Recipe]":
 
 
 def _p_source(scene: Scene, place: Place) -> Iterator[Variant]:
-    own = scene.recipe.gradient.p_for_dv
+    own = scene.recipe.backward.gradient.p_for_dv
     other = "forward" if own == "recomputed" else "recomputed"
     words = "the forward's rounded P" if other == "forward" else "a P computed again"
     yield Variant(

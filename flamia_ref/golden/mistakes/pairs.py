@@ -70,7 +70,7 @@ def encoded(
     product, tensor = use.split(".")
     if getattr(recipe, product).guarded or recipe.softmax.mask_value is not None:
         return None
-    if product == "dv" and recipe.gradient.p_for_dv == "forward":
+    if product == "dv" and recipe.backward.gradient.p_for_dv == "forward":
         return None
     operand = recipe.operand(use)
     source = f"{'p.dv' if product == 'dv' else tensor}.{document}"
@@ -78,8 +78,8 @@ def encoded(
     seen = scene.mask.visible(scene.documents.index(document))
     values = np.where(seen, scene.given(source), scene.expected(source))
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    if product == "dv" and recipe.gradient.p_offset:
-        bits = _shifted(bits, np.int32(recipe.gradient.p_offset))
+    if product == "dv" and recipe.backward.gradient.p_offset:
+        bits = _shifted(bits, np.int32(recipe.backward.gradient.p_offset))
     if tensor == "ds":
         bits = np.asarray(sides.in_static_units(bits, operand))
     fold = _fold(scene, use, document)

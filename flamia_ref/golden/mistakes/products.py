@@ -191,7 +191,7 @@ def _accumulated(scene: Scene, name: str, at: int, pairs: Encoded, product: Any)
     left = sides.Left(np.moveaxis(codes, axis, 0), np.moveaxis(scales, axis, 0))
     right = _right(scene, name, at)
     group = scene.group
-    if not over_keys and scene.recipe.gradient.heads == "one_chain":
+    if not over_keys and scene.recipe.backward.gradient.heads == "one_chain":
         left = sides.Left(_chained(left.codes, group), _chained(left.scales, group))
         right = sides.Rows(_chained(right.codes, group), _chained(right.scales, group))
     shape = (left.codes.shape[1], left.codes.shape[2], right.codes.shape[2])
@@ -211,7 +211,7 @@ def _chained(x: Tensor | None, group: int) -> Tensor | None:
 def _finished(scene: Scene, name: str, sums: Tensor) -> Tensor:
     from flamia_ref.attention import backward_tile
 
-    gradient = scene.recipe.gradient
+    gradient = scene.recipe.backward.gradient
     rows = np.swapaxes(sums, 0, 1)
     tokens, heads, channels = rows.shape
     kept = heads if name == "dq" else len(scene.kv_heads)

@@ -1,0 +1,95 @@
+"""The gradients of one training step, with one attention after another, compared layer by layer.
+
+The step's loss is the mean next-token loss of all documents. Compared are the gradients by q, k and v as attention takes
+them (after RoPE) and by its output, and those by the parameters of each layer: the four projections, the MLP's three
+matrices together, the two norms together; besides the embedding, which is the head too, and all parameters as one
+vector.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from examples.smollm2.model import attending, losses
+from examples.smollm2.texts import Document
+from flamia_ref.attention import Recipe
+
+BATCH = {"cpu": 2, "cuda": 4}  # documents in one call of the model
+INPUTS = {"q": "dq", "k": "dk", "v": "dv", "out": "dout"}
+Gradients = dict[str, list[torch.Tensor]]  # by group, one a layer
+
+
+def step(
+    model: Any, found: Sequence[Document], how: Recipe | str, device: str
+) -> tuple[Gradients, dict[str, Any]]:
+    """The gradients of one step by group and layer, flat, and its loss and seconds.
+
+    transformers' own attention is not watched: its gradients are those of parameters alone.
+    """
+    start = time.perf_counter()
+    tokens = torch.tensor([document.tokens for document in found], device=device)
+    seen: dict[str, dict[int, list[torch.Tensor]]] = defaultdict(lambda: defaultdict(list))
+
+    def watch(layer: int, tensors: dict[str, torch.Tensor]) -> None:
+        for name, x in tensors.items():
+            kept = seen[INPUTS[name]][layer]
+            x.register_hook(lambda gradient, kept=kept: kept.append(gradient.detach().flatten()))
+
+    total = 0.0
+    model.zero_grad(set_to_none=True)
+    with torch.enable_grad(), attending(model, how, device, watch):
+        for batch in tokens.split(BATCH[device]):
+            loss = torch.stack(list(losses(model, batch))).sum() / len(found)
+            loss.backward()
+            total += float(loss)
+    gradients = {
+        name: [torch.cat(layers[layer]) for layer in sorted(layers)]
+        for name, layers in seen.items()
+    }
+    gradients |= by_parameters(model)
+    model.zero_grad(set_to_none=True)
+    return gradients, {"loss": total, "seconds": round(time.perf_counter() - start, 1)}
+
+
+def by_parameters(model: Any) -> Gradients:
+    """The gradients of parameters by group and layer."""
+    found: Gradients = defaultdict(list)
+    for layer in model.model.layers:
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            found[name].append(_flat(getattr(layer.self_attn, name)))
+        found["mlp"].append(_flat(layer.mlp))
+        found["norms"].append(_flat(layer.input_layernorm, layer.post_attention_layernorm))
+    found["embedding"].append(_flat(model.model.embed_tokens))
+    found["all parameters"].append(_flat(model))
+    return dict(found)
+
+
+def compared(mine: Gradients, reference: Gradients) -> dict[str, dict[str, list[float]]]:
+    """By group, for each layer: the relative L2 error and the cosine against the reference."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, layers in mine.items():
+        pairs = list(zip(layers, reference[name], strict=True))
+        found[name] = {
+            "relative": [relative(x, y) for x, y in pairs],
+            "cosine": [cosine(x, y) for x, y in pairs],
+        }
+    return found
+
+
+def relative(x: torch.Tensor, y: torch.Tensor) -> float:
+    """The length of x - y over that of y, in float64."""
+    x, y = x.double(), y.double()
+    return float((x - y).norm() / y.norm())
+
+
+def cosine(x: torch.Tensor, y: torch.Tensor) -> float:
+    """The cosine of the angle between two vectors, in float64."""
+    x, y = x.double(), y.double()
+    return float((x @ y) / (x.norm() * y.norm()))
+
+
+def _flat(*modules: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([x.grad.detach().flatten() for one in modules for x in one.parameters()])

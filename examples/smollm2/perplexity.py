@@ -1,0 +1,41 @@
+"""The next-token loss of the model by document, with one attention after another."""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from examples.smollm2 import intervals
+from examples.smollm2.model import attending, losses
+from examples.smollm2.texts import Document
+from flamia_ref.attention import Recipe
+
+BATCH = {"cpu": 10, "cuda": 25}  # documents in one call of the model
+
+
+def measured(
+    model: Any, found: Sequence[Document], how: Recipe | str, device: str
+) -> dict[str, Any]:
+    """The mean loss of each document, in nats a token, and the seconds that all took, compiling included."""
+    start = time.perf_counter()
+    tokens = torch.tensor([document.tokens for document in found], device=device)
+    with torch.inference_mode(), attending(model, how, device):
+        batches = tokens.split(BATCH[device])
+        values = [float(loss) for batch in batches for loss in losses(model, batch)]
+    return {"seconds": round(time.perf_counter() - start, 1), "document_nll": values}
+
+
+def summary(entry: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
+    """The figures of one attention: the mean loss, and how far it is from the reference's, with intervals."""
+    values = entry["document_nll"]
+    bad = sum(not math.isfinite(value) for value in values)
+    if bad:
+        return {"documents_without_a_loss": bad}
+    nll = intervals.mean(values)
+    return {
+        "nll": nll._asdict(),
+        "perplexity": math.exp(nll.mean),
+        "difference": intervals.paired(values, reference["document_nll"])._asdict(),
+    }

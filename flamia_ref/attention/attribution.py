@@ -1,0 +1,170 @@
+"""Where the error of a recipe comes from: what each of its quantizers adds, measured in float64, and what the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from flamia_ref.attention import exact
+from flamia_ref.attention.inputs import Shape
+from flamia_ref.attention.parts import Values
+from flamia_ref.attention.product import Use
+from flamia_ref.attention.recipe import Recipe
+
+Figures = Mapping[str, Mapping[str, float]]
+
+_EVERY: frozenset[Use] = frozenset(Use)
+_FORWARD = frozenset(use for use in Use if use.split(".")[0] in ("s", "o"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Attribution:
+    """What each quantizer of a recipe adds to the error of each result.
+
+    Measured in the recipe's float64 model: its forward and its own backward, each use with its quantizer on or off, off
+    being the values before it, with nothing else rounded. A use is quantized as it is in the recipe: with the scales
+    that it takes over, its own second rounding where it is promoted, and what it takes in guarded blocks. Everything is
+    a Euclidean norm relative to that of float64 attention. Norms of errors that are independent add up in squares.
+
+    Attributes:
+        uses: the uses, in the order of the dataflow.
+        only: by result and use, the error with that quantizer on alone.
+        without: by result and use, the error with all the others on.
+        slope: by result and use, with that quantizer on alone, <e, r> / <r, r> of error and reference: by how much of
+            itself the result is too large.
+        quantizers: by result, the error with all on.
+        arithmetic: by result, the simulator less the model with all on: what instructions, orders of sums, special
+            functions and the rounding of results add, decisions that fall otherwise in float64, as at a tie, among it.
+        total: by result, the simulator's error.
+    """
+
+    uses: tuple[str, ...]
+    only: Figures
+    without: Figures
+    slope: Figures
+    quantizers: Mapping[str, float]
+    arithmetic: Mapping[str, float]
+    total: Mapping[str, float]
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The names of the results."""
+        return tuple(self.total)
+
+    def to_text(self) -> str:
+        """A line for each use: the error by it alone, and in brackets without it."""
+        names = self.results
+        lines = [f"{'alone (all but it)':<20}" + "".join(f"{name:>20}" for name in names)]
+        for use in self.uses:
+            found = (
+                f"{self.only[name][use]:.3g} ({self.without[name][use]:.3g})" for name in names
+            )
+            lines.append(f"{use:<20}" + "".join(f"{one:>20}" for one in found))
+        for title, figures in (
+            ("all quantizers", self.quantizers),
+            ("arithmetic", self.arithmetic),
+            ("simulator", self.total),
+        ):
+            lines.append(f"{title:<20}" + "".join(f"{figures[name]:>20.3g}" for name in names))
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; NaN and infinities in words."""
+
+        def plain(x: Any) -> Any:
+            if isinstance(x, Mapping):
+                return {name: plain(entry) for name, entry in x.items()}
+            return x if np.isfinite(x) else str(x)
+
+        names = ("only", "without", "slope", "quantizers", "arithmetic", "total")
+        return {"uses": list(self.uses)} | {name: plain(getattr(self, name)) for name in names}
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+
+def modelled(
+    q: Values,
+    k: Values,
+    v: Values,
+    dout: Values | None,
+    recipe: Recipe,
+    shape: Shape,
+    sink: Values | None,
+    quantized: frozenset[Use],
+) -> dict[str, Values]:
+    """out and, for a dout, dq, dk and dv of the float64 model of a recipe, with the quantizers of some uses."""
+    attended: dict[str, Any] = {
+        "softmax_scale": shape.softmax_scale,
+        "softcap": shape.softcap,
+        "sink": sink,
+        "quantized": quantized,
+    }
+    found = {"out": exact.forward(q, k, v, recipe, shape.mask, **attended).out}
+    if dout is not None:
+        back = exact.backward(q, k, v, dout, recipe, shape.mask, **attended)
+        found |= {"dq": back.dq, "dk": back.dk, "dv": back.dv}
+    return found
+
+
+def measured(
+    q: Values,
+    k: Values,
+    v: Values,
+    dout: Values | None,
+    recipe: Recipe,
+    shape: Shape,
+    sink: Values | None,
+    simulated: Mapping[str, Values],
+    reference: Mapping[str, Values],
+) -> Attribution:
+    """The attribution of the `simulated` results, against the float64 attention in `reference`. `dout` None: the
+    forward's alone. Everything is rounded to the recipe's input format already."""
+    uses = tuple(use for use, _ in recipe.uses() if dout is not None or use in _FORWARD)
+
+    def model(on: frozenset[Use]) -> dict[str, Values]:
+        return modelled(q, k, v, dout, recipe, shape, sink, on)
+
+    whole = model(_EVERY)
+    names = tuple(whole)
+    only: dict[str, dict[str, float]] = {name: {} for name in names}
+    without: dict[str, dict[str, float]] = {name: {} for name in names}
+    slope: dict[str, dict[str, float]] = {name: {} for name in names}
+    for use in uses:
+        alone, others = model(frozenset({use})), model(_EVERY - {use})
+        for name in names:
+            wanted = reference[name]
+            only[name][str(use)] = relative(alone[name], wanted, wanted)
+            without[name][str(use)] = relative(others[name], wanted, wanted)
+            slope[name][str(use)] = float(
+                ((alone[name] - wanted) * wanted).sum() / (wanted * wanted).sum()
+            )
+    return Attribution(
+        uses=tuple(map(str, uses)),
+        only=_kept(only),
+        without=_kept(without),
+        slope=_kept(slope),
+        quantizers=MappingProxyType(
+            {name: relative(whole[name], reference[name], reference[name]) for name in names}
+        ),
+        arithmetic=MappingProxyType(
+            {name: relative(simulated[name], whole[name], reference[name]) for name in names}
+        ),
+        total=MappingProxyType(
+            {name: relative(simulated[name], reference[name], reference[name]) for name in names}
+        ),
+    )
+
+
+def relative(x: Values, y: Values, of: Values) -> float:
+    """|x - y| / |of|, Euclidean norms."""
+    with np.errstate(all="ignore"):
+        return float(np.linalg.norm(x - y) / np.linalg.norm(of))
+
+
+def _kept(figures: dict[str, dict[str, float]]) -> Figures:
+    return MappingProxyType({name: MappingProxyType(one) for name, one in figures.items()})
