@@ -143,6 +143,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_subject(hunted)
     hunt_options.add_arguments(hunted)
 
+    from flamia_ref.leakage.information import command as capacity_command
+
+    measured = _command(
+        leak,
+        "capacity",
+        "say how many bits get through a recipe: bounds, entropy over draws, a probe",
+        _leak_capacity,
+        capacity_command.EPILOG,
+    )
+    capacity_command.add_arguments(measured)
+
     device = _group(groups, "device", "what a GPU of yours computes, beside the models")
     probed = _command(
         device,
@@ -328,6 +339,20 @@ def _leak_hunt(options: argparse.Namespace) -> Result:
             continue
         _console.write(file, getattr(found, f"to_{form}")())
         text += f"\nwrote {file}"
+    return found.exit_code, text, found.to_json()
+
+
+def _leak_capacity(options: argparse.Namespace) -> Result:
+    from flamia_ref.leakage.information.capacities import capacity
+    from flamia_ref.leakage.information.command import arguments
+
+    _require_picture(options.picture, options)
+    with _console.bar() as progress:
+        found = capacity(_recipe(options.recipe), **arguments(options), progress=progress)
+    text = found.to_text()
+    if options.picture is not None:
+        _console.write(options.picture, found.to_png())
+        text += f"\nwrote {options.picture}"
     return found.exit_code, text, found.to_json()
 
 

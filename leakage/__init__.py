@@ -10,6 +10,10 @@ from flamia_ref._lazy import attach
 if TYPE_CHECKING:
     from flamia_ref.leakage import demo as demo
     from flamia_ref.leakage.certificate import Certificate as Certificate
+    from flamia_ref.leakage.information.capacities import capacity as capacity
+    from flamia_ref.leakage.information.replacing import ReplacedSuffix as ReplacedSuffix
+    from flamia_ref.leakage.information.replacing import replaced_suffix as replaced_suffix
+    from flamia_ref.leakage.information.report import CapacityReport as CapacityReport
     from flamia_ref.leakage.legal import LEGAL as LEGAL
     from flamia_ref.leakage.legal import Severity as Severity
     from flamia_ref.leakage.proof import prove as prove
@@ -28,6 +32,9 @@ else:
         {
             "demo": [],
             "certificate": ["Certificate"],
+            "information.capacities": ["capacity"],
+            "information.replacing": ["ReplacedSuffix", "replaced_suffix"],
+            "information.report": ["CapacityReport"],
             "legal": ["LEGAL", "Severity"],
             "proof": ["prove"],
             "search.hunt_report": ["HuntReport", "HuntVerdict"],

@@ -2,7 +2,9 @@
 
 import importlib.util
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import hypothesis
@@ -23,6 +25,13 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Hundreds of processes of the tests import the package: the first of them keeps what it compiled.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    and threading.current_thread() is threading.main_thread()
+):
+    # Of a run in the background: the processes of the tests would ignore their Ctrl-C, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread a worker. XLA on CPU sizes its pools by NPROC (measured with jaxlib 0.10.2, where

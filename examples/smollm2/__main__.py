@@ -167,7 +167,7 @@ def _gradients(options: argparse.Namespace) -> None:
     for name, how in work.chosen.items():
         if name == attentions.FLOAT32:
             continue
-        if isinstance(how, Recipe) and not how.has_backward:
+        if isinstance(how, Recipe) and not getattr(how, "has_backward", True):
             print(f"{name:<26} {FORWARD_ONLY}")
             work.add(name, name, {"left_out": FORWARD_ONLY})
             continue

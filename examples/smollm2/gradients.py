@@ -29,7 +29,7 @@ def step(
 
     transformers' own attention is not watched: its gradients are those of parameters alone.
     """
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
     tokens = torch.tensor([document.tokens for document in found], device=device)
     seen: dict[str, dict[int, list[torch.Tensor]]] = defaultdict(lambda: defaultdict(list))
 
@@ -51,7 +51,11 @@ def step(
     }
     gradients |= by_parameters(model)
     model.zero_grad(set_to_none=True)
-    return gradients, {"loss": total, "seconds": round(time.perf_counter() - start, 1)}
+    return gradients, {
+        "loss": total,
+        "seconds": round(time.perf_counter() - start, 1),
+        "cpu_seconds": round(time.process_time() - used, 1),
+    }
 
 
 def by_parameters(model: Any) -> Gradients:

@@ -30,16 +30,13 @@ def documents(archive: Path, tokenize: Tokenize, *, count: int, length: int) -> 
 
     Raises: ValueError where the archive has fewer.
     """
-    found = []
-    with tarfile.open(archive) as files:
-        for member in _in_turn(files):
-            text = files.extractfile(member).read().decode("utf-8")
-            tokens = tokenize(text)
-            if len(tokens) >= length:
-                path = member.name.partition("/")[2]
-                found.append(Document(path=path, tokens=tuple(tokens[:length])))
-            if len(found) == count:
-                return found
+    found: list[Document] = []
+    for path, text in _in_turn(_files(archive)):
+        tokens = tokenize(text.decode("utf-8"))
+        if len(tokens) >= length:
+            found.append(Document(path=path, tokens=tuple(tokens[:length])))
+        if len(found) == count:
+            return found
     raise ValueError(
         f"{archive.name} has {len(found)} documents of {length} tokens or more, not {count};"
         " ask for fewer --tokens or a shorter --length"
@@ -60,19 +57,27 @@ def description(found: Sequence[Document]) -> dict[str, Any]:
     }
 
 
-def _in_turn(files: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    members = [member for member in files.getmembers() if member.isfile()]
-    kinds = [sorted(_of_kind(members, *kind), key=_place) for kind in KINDS.values()]
+def _files(archive: Path) -> dict[str, bytes]:
+    """The files of all kinds by their paths, read in the archive's own order: it cannot be read in another quickly."""
+    found = {}
+    with tarfile.open(archive) as files:
+        for member in files:
+            path = member.name.partition("/")[2]
+            if member.isfile() and any(_is(kind, path) for kind in KINDS):
+                found[path] = files.extractfile(member).read()
+    return found
+
+
+def _in_turn(files: dict[str, bytes]) -> Iterator[tuple[str, bytes]]:
+    kinds = [sorted((path for path in files if _is(kind, path)), key=_place) for kind in KINDS]
     for row in zip_longest(*kinds):
-        yield from (member for member in row if member is not None)
+        yield from ((path, files[path]) for path in row if path is not None)
 
 
-def _of_kind(members: list[tarfile.TarInfo], folder: str, end: str) -> Iterator[tarfile.TarInfo]:
-    for member in members:
-        path = member.name.partition("/")[2]
-        if path.startswith(folder) and path.endswith(end):
-            yield member
+def _is(kind: str, path: str) -> bool:
+    folder, end = KINDS[kind]
+    return path.startswith(folder) and path.endswith(end)
 
 
-def _place(member: tarfile.TarInfo) -> str:
-    return hashlib.sha256(member.name.encode()).hexdigest()
+def _place(path: str) -> str:
+    return hashlib.sha256(path.encode()).hexdigest()

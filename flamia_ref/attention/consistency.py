@@ -80,11 +80,13 @@ def _property(
 def _c1(runs: list[Run]) -> Property:
     counts = [measures.recomputed_scores(run) for run in runs]
     differing, pairs = (sum(count[index] for count in counts) for index in range(2))
+    recipe = runs[0].recipe
+    own = recipe.backward.gradient.normalisation == "row_softmax"
+    source = "S by a softmax of its own" if own else "S and lse"
     finding = (
-        f"S is one product in both passes, and the backward's P follows from the traced S and lse, to the bit, in"
+        f"S is one product in both passes, and the backward's P follows from the traced {source}, to the bit, in"
         f" {pairs - differing} of {pairs} visible pairs"
     )
-    recipe = runs[0].recipe
     forward, backward = recipe.softmax.score_factor, recipe.backward.gradient.score_factor
     details = []
     if forward != backward:

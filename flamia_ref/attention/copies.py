@@ -100,6 +100,9 @@ class Maker:
         """A copy from what `Copy.trace` and `Copy.token_scales` gave, unchecked."""
         _, heads, channels = codes.shape
         rows = codes.reshape(-1, channels)
+        if operand.scope is Scope.HEAD:
+            copy = self._filled(rows, None, heads, operand)
+            return copy._replace(descales=scales)
         if scales is not None:
             scales = scales.reshape(-1, scales.shape[2])
         powers = None if token_scales is None else token_scales.reshape(-1, 1)

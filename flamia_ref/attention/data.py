@@ -31,6 +31,11 @@ class Data:
             object.__setattr__(self, name, value)
 
 
+def added(schema: int, default: Any) -> Any:
+    """A field that came with a schema later than the first: recipes of an earlier one have its default."""
+    return dataclasses.field(default=default, metadata={"schema": schema})
+
+
 def plain(value: Any, *, but: type | tuple[()] = ()) -> Any:
     """`value` as JSON has it: dictionaries, lists, strings, numbers; numpy's scalars as the numbers they are.
 
@@ -49,19 +54,19 @@ def plain(value: Any, *, but: type | tuple[()] = ()) -> Any:
     return str(value) if isinstance(value, StrEnum) else value
 
 
-def typed(kind: Any, value: Any, path: str, *, whole: bool = False) -> Any:
+def typed(kind: Any, value: Any, path: str, *, schema: int | None = None) -> Any:
     """`value` from JSON as the annotated type `kind`, or a ValueError that names `path`.
 
-    `whole`: fields that have defaults must be there too.
+    `schema`: that of the document; all fields that had come with it must be there. None: those without a default.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
-        return _typed_dataclass(kind, value, path, whole=whole)
+        return _typed_dataclass(kind, value, path, schema=schema)
     if origin is Mapping:
         if not isinstance(value, Mapping):
             raise ValueError(f"{path} is {shown(value)}; it must be an object")
         return {
-            key: typed(arguments[1], entry, f"{path}[{key!r}]", whole=whole)
+            key: typed(arguments[1], entry, f"{path}[{key!r}]", schema=schema)
             for key, entry in value.items()
         }
     if origin is Literal:
@@ -72,18 +77,18 @@ def typed(kind: Any, value: Any, path: str, *, whole: bool = False) -> Any:
         if not isinstance(value, list):
             raise ValueError(f"{path} is {shown(value)}; it must be a list")
         return tuple(
-            typed(arguments[0], entry, f"{path}[{index}]", whole=whole)
+            typed(arguments[0], entry, f"{path}[{index}]", schema=schema)
             for index, entry in enumerate(value)
         )
     if origin is tuple:
         if not isinstance(value, list) or len(value) != len(arguments):
             raise ValueError(f"{path} is {shown(value)}; it must be a list of {len(arguments)}")
         return tuple(
-            typed(argument, entry, f"{path}[{index}]", whole=whole)
+            typed(argument, entry, f"{path}[{index}]", schema=schema)
             for index, (argument, entry) in enumerate(zip(arguments, value, strict=True))
         )
     if arguments:
-        return _typed_union(arguments, value, path, whole=whole)
+        return _typed_union(arguments, value, path, schema=schema)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         try:
             return kind(value)
@@ -99,7 +104,7 @@ def typed(kind: Any, value: Any, path: str, *, whole: bool = False) -> Any:
     return value
 
 
-def _typed_union(arguments: tuple[Any, ...], value: Any, path: str, *, whole: bool) -> Any:
+def _typed_union(arguments: tuple[Any, ...], value: Any, path: str, *, schema: int | None) -> Any:
     """`value` as the first member of a union that fits."""
     if value is None and type(None) in arguments:
         return None
@@ -107,7 +112,7 @@ def _typed_union(arguments: tuple[Any, ...], value: Any, path: str, *, whole: bo
     failures = []
     for argument in members:
         try:
-            return typed(argument, value, path, whole=whole)
+            return typed(argument, value, path, schema=schema)
         except ValueError as error:
             failures.append(error)
     if len(failures) == 1:
@@ -134,7 +139,7 @@ def _hints(kind: Any) -> Mapping[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def _typed_dataclass(kind: Any, value: Any, path: str, *, whole: bool) -> Any:
+def _typed_dataclass(kind: Any, value: Any, path: str, *, schema: int | None) -> Any:
     if type(value) is kind:
         return value
     if not isinstance(value, Mapping):
@@ -148,13 +153,17 @@ def _typed_dataclass(kind: Any, value: Any, path: str, *, whole: bool) -> Any:
     missing = [
         name
         for name, f in fields.items()
-        if name not in value and (whole or (f.default, f.default_factory) == required)
+        if name not in value
+        and (
+            (f.default, f.default_factory) == required
+            or (schema is not None and f.metadata.get("schema", 1) <= schema)
+        )
     ]
     if missing:
         raise ValueError(f"{path} has no {', '.join(missing)}")
     return kind(
         **{
-            name: typed(hints[name], entry, f"{path}.{name}", whole=whole)
+            name: typed(hints[name], entry, f"{path}.{name}", schema=schema)
             for name, entry in value.items()
         }
     )

@@ -308,11 +308,13 @@ class ForwardRun(Run):
         out, o, lse, row_max, row_sum, *high = (x.reshape(*shape, *x.shape[1:]) for x in rows)
         out = out.astype(np.uint32) << np.uint32(16)
         found = {"o": o, "row_max": row_max.T, "row_sum": row_sum.T}
+        if "high_precision_out" in self.keeps:
+            found["high_precision_out"] = high[0].astype(np.uint32) << np.uint32(16)
         saved = {}
         if "o" in self.keeps:
             saved["o"] = self.finished(o)
         if "high_precision_out" in self.keeps:
-            saved["high_precision_out"] = self.finished(high[0].astype(np.uint32) << np.uint32(16))
+            saved["high_precision_out"] = self.finished(found["high_precision_out"])
         if "row_base" in self.keeps:
             saved["row_base"] = self.finished(self._row_bases())
         return Forward(

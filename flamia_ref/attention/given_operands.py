@@ -14,7 +14,7 @@ from flamia_ref.attention import inputs
 from flamia_ref.attention.computed import computed_recipe
 from flamia_ref.attention.copies import INPUT_USES, copy_names, needs_high
 from flamia_ref.attention.prepared import OperandCopy, Prepared
-from flamia_ref.attention.product import Operand
+from flamia_ref.attention.product import Operand, Scope
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.stages import input_of
 from flamia_ref.formats import PRESETS
@@ -122,6 +122,9 @@ def check_scales(operands: Prepared, queries: Documents | None, keys: Documents 
         copy = operands.operands.get(name)
         if copy is None or copy.scales is None:
             continue
+        if operand.scope is Scope.HEAD:
+            _check_descales(name, copy, queries if name.startswith("q") else keys)
+            continue
         use = next(use for use, one in copy_names(operands.recipe).items() if one == name)
         documents = queries if input_of(use) in _QUERY_INPUTS else keys
         rows, columns = PRESETS[operand.format].checked_block(operand.block)
@@ -141,6 +144,18 @@ def check_scales(operands: Prepared, queries: Documents | None, keys: Documents 
             )
 
 
+def _check_descales(name: str, copy: OperandCopy, documents: Documents | None) -> None:
+    """Refuse descales of another shape than one for each document and key/value head."""
+    count, heads = (*copy.scales.shape, 0, 0)[:2]
+    fits = copy.scales.ndim == 2 and heads and copy.codes.shape[1] % heads == 0
+    if not fits or (documents is not None and count != len(documents)):
+        wanted = "documents" if documents is None else str(len(documents))
+        raise ValueError(
+            f"{name}.scales has shape {tuple(copy.scales.shape)}; for one descale a document and key/value head it must"
+            f" be ({wanted}, kv_heads), kv_heads a divisor of the {copy.codes.shape[1]} heads"
+        )
+
+
 def _by_name(recipe: Recipe) -> dict[str, Operand]:
     """The operand of each copy, by its first use."""
     names = copy_names(recipe)
@@ -155,6 +170,8 @@ def _mapping(name: str, given: Any, keys: str) -> Mapping[str, Any]:
 
 def _parts(operand: Operand) -> tuple[str, ...]:
     """What a copy consists of."""
+    if operand.scope is Scope.HEAD:
+        return ("codes", "scales")
     if operand.format not in PRESETS:
         return ("codes",)
     if operand.has_token_scales:
@@ -187,8 +204,10 @@ def _checked_copy(name: str, given: Any, operand: Operand) -> OperandCopy:
     for part in parts:
         wide = operand.format == "bf16" and part == "codes"
         stage = f"{name}.{part}"
-        found[part] = inputs.array_of(stage, getattr(copy, part), np.uint16 if wide else np.uint8)
-        if found[part].ndim != 3:
+        descales = operand.scope is Scope.HEAD and part == "scales"
+        kind = np.float32 if descales else np.uint16 if wide else np.uint8
+        found[part] = inputs.array_of(stage, getattr(copy, part), kind)
+        if found[part].ndim != 3 and not descales:
             raise ValueError(
                 f"{stage} has shape {shown(tuple(found[part].shape))}; it must have three axes"
             )

@@ -11,7 +11,7 @@ import numpy as np
 
 from flamia_ref._errors import shown, unknown_name
 from flamia_ref.arithmetic.special import SPECIAL_MODELS
-from flamia_ref.attention.data import Data, check_name
+from flamia_ref.attention.data import Data, added, check_name
 from flamia_ref.attention.product import KEY_TILE_ORDERS, QUERY_TILE_ORDERS, TileOrder
 
 SMALLEST_TILE, LARGEST_TILE = 32, 256
@@ -130,12 +130,12 @@ class Softmax(Data):
     exp2_argument: Literal["split", "fused", "unfused"] = "split"
     mask_value: float | None = None
     rescale_threshold: int = 0
-    threshold_unit: Literal["log2", "natural"] = "log2"
+    threshold_unit: Literal["log2", "natural"] = added(2, "log2")
     p_offset: int = 0
-    p_scale: int = 1
-    p_scaling: Literal["exponent", "static_scale"] = "exponent"
-    p_overflow: Literal["refused", "saturated", "zero"] = "refused"
-    nan_p: Literal["kept", "zero"] = "kept"
+    p_scale: int = added(2, 1)
+    p_scaling: Literal["exponent", "static_scale"] = added(2, "exponent")
+    p_overflow: Literal["refused", "saturated", "zero"] = added(2, "refused")
+    nan_p: Literal["kept", "zero"] = added(2, "kept")
     row_sum: Literal["eight_lanes", "two_lanes", "ascending", "by_tiles", "bfloat16_butterfly", "octets"] = "eight_lanes"
     row_sum_of: Literal["p", "codes"] = "p"
     normalisation: Literal[

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from flamia_ref import _backend, _float32
 from flamia_ref.arithmetic import special
-from flamia_ref.attention import inputs, softmax
+from flamia_ref.attention import backward_tile, inputs, row_softmax, softmax
 from flamia_ref.attention.backward_pass import backward
 from flamia_ref.attention.copies import copy_names, uses_of
 from flamia_ref.attention.forward_pass import forward
@@ -70,7 +70,8 @@ class Count(NamedTuple):
 
 
 def recomputed_scores(run: Run) -> Count:
-    """Visible pairs whose P of the backward does not follow, to the bit, from the forward's S and lse."""
+    """Visible pairs whose P of the backward does not follow, to the bit, from the forward's S and lse, or from S alone
+    where the backward makes a softmax of its own."""
     recipe, ahead = run.recipe, run.forward
     knobs, folds = recipe.softmax, recipe.backward.gradient.normalisation == "fold_into_dout"
     shape = inputs.Shape(ahead.mask, ahead.softmax_scale, ahead.softcap)
@@ -84,7 +85,9 @@ def recomputed_scores(run: Run) -> Count:
             if folds:
                 base = _float32.floor(base)
             split = softmax.split(s, factors.c, knobs)
-            if folds and split.e is not None:
+            if knobs.base == "natural_max":
+                p = _natural_probabilities(run, index, s)
+            elif folds and split.e is not None:
                 p = softmax.raised(split.e, split.n, base)
             else:
                 exponent = softmax.exponent(s, factors.c, _float32.negate(base), knobs)
@@ -94,6 +97,16 @@ def recomputed_scores(run: Run) -> Count:
         differing += int((found != p)[seen].sum())
         elements += int(seen.sum())
     return Count(differing, elements, 0.0)
+
+
+def _natural_probabilities(run: Run, index: int, s: npt.NDArray[np.uint32]) -> Any:
+    """P of one document from scores S' [heads, queries, keys], relative to a base in natural units."""
+    recipe, visible = run.recipe, np.broadcast_to(_seen(run, index), s.shape)
+    document = list(run.forward.documents)[index]
+    base, total = _backend.bits(run.forward.lse[:, document]), None
+    if recipe.backward.gradient.normalisation == "row_softmax":
+        base, total = row_softmax.of_scores(s, visible, recipe)
+    return backward_tile.pair_probabilities(s, visible, base, np.uint32(0), recipe, total)
 
 
 def two_values(run: Run, tensor: str) -> Count:

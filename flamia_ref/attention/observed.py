@@ -166,19 +166,21 @@ class _WatchedForward(ForwardRun):
         knobs, found = self.recipe.softmax, np.zeros(lse.shape)
         for key, sums in self.mass.tiles.items():
             rows = self.mass.tokens(key, len(sums))
-            base = _values_of(self._in_log2_units(key))
+            base = self._in_log2_units(key)
             base, sums = (x[: rows.stop - rows.start] for x in (base, sums))
             with np.errstate(all="ignore"):
                 moved = sums * np.exp2(base - knobs.p_log2 - lse[rows, key[1]] * _LOG2_E)
             found[rows, key[1]] += np.where(sums == 0, 0.0, moved)
         return found
 
-    def _in_log2_units(self, key: Key) -> Any:
-        """The base of a pair of tiles, float32 bits."""
-        base = _backend.host(self.bases[key])[None]
+    def _in_log2_units(self, key: Key) -> Values:
+        """The base of the rows of a pair of tiles."""
+        knobs, base = self.recipe.softmax, _backend.host(self.bases[key])[None]
+        if knobs.base == "natural_max":
+            return _values_of(base[0]) * _LOG2_E
         tiles, _ = _tiles_of(self, [key], base.shape[1], self.size.key)
         c = _backend.host(self.factors_of(tiles).c)
-        return softmax.in_log2_units(base, c, self.recipe.softmax)[0]
+        return _values_of(softmax.in_log2_units(base, c, knobs)[0])
 
 
 def _values_of(bits: Any) -> Values:

@@ -38,7 +38,7 @@ class OperandCopy:
 
     Attributes:
         codes: [tokens, heads, channels], as the trace has them; bfloat16 ones as uint16.
-        scales: as the trace has them, None where none follows from the values.
+        scales: as the trace has them, float32 descales among them, None where none follows from the values.
         token_scales: powers of two of whole tokens [tokens, heads, 1], or None.
         row_wise: for the uses that contract over channels, or None.
         column_wise: for the uses that contract over tokens, or None; none is made of blocks of 16 tokens.
@@ -172,9 +172,15 @@ class _Pass:
         self.fixed_shapes = layout is not compute
         to_layout = _backend.host if self.fixed_shapes else _same
         self.makers = {
-            tensor: Maker(each, layout, self._to_compute, to_layout, self.fixed_shapes)
+            tensor: Maker(
+                each, layout, self._to_compute, to_layout, self.fixed_shapes, self._kv_heads()
+            )
             for tensor, each in documents.items()
         }
+
+    def _kv_heads(self) -> int:
+        """How many; of dO alone, which has no descales, it does not matter."""
+        return self.arrays["k"].shape[1] if "k" in self.arrays else 1
 
     def prepared(self) -> Prepared:
         operands: dict[str, OperandCopy] = {}
@@ -226,6 +232,8 @@ class _Pass:
     def _operand(self, copy: Copy, tensor: str, uses: list[Use]) -> OperandCopy:
         documents = self.documents[tensor]
         codes, scales = copy.trace()
+        if copy.descales is not None:
+            scales = _backend.from_bits(copy.descales, np.float32)
         over_channels = any(use in OVER_CHANNELS for use in uses)
         over_tokens = any(use not in OVER_CHANNELS for use in uses)
         over_tokens &= copy.by_token or copy.grid.size == BLOCK

@@ -8,7 +8,7 @@ from typing import Literal
 
 from flamia_ref._errors import shown, unknown_name
 from flamia_ref.arithmetic.catalogue import INSTRUCTIONS
-from flamia_ref.attention.data import Data
+from flamia_ref.attention.data import Data, added
 from flamia_ref.formats import E8M0, FORMATS, PRESETS
 
 
@@ -139,8 +139,8 @@ class Operand(Data):
     promoted_from: Use | None = None
     scale_folded_into: Use | None = None
     guard: Guard = Guard.NONE
-    dequantized: bool = False
-    smoothing: Literal["none", "document_mean", "tile_mean"] = "none"
+    dequantized: bool = added(2, False)
+    smoothing: Literal["none", "document_mean", "tile_mean"] = added(2, "none")
 
     def __post_init__(self) -> None:
         Data.__post_init__(self)
@@ -209,7 +209,7 @@ class Product(Data):
     right: Operand
     instruction: str
     guard_instruction: str | None = None
-    correction_instruction: str | None = None
+    correction_instruction: str | None = added(2, None)
     tile_order: TileOrder = TileOrder.ASCENDING
     k_order: Literal["ascending", "descending"] = "ascending"
     accumulation: Accumulation = Accumulation.CHAINED

@@ -27,7 +27,7 @@ class Safeguard(StrEnum):
     """How a use is kept from values that its outputs may not depend on."""
 
     NONE = "none"
-    """A scale is shared by tokens that may not know of each other."""
+    """A scale, or a mean, is shared by tokens that may not know of each other."""
     HIGH_PRECISION = "high precision"
     """The operand has 16 bits."""
     PER_TOKEN = "per token"
@@ -190,6 +190,8 @@ _BY_SCOPE = {
 
 
 def _of_input(operand: Operand, use: Use) -> Safeguard:
+    if operand.smoothing != "none":
+        return Safeguard.NONE
     if operand.guard is not Guard.NONE:
         return Safeguard.GUARDED_BLOCKS
     if operand.scale_folded_into is not None:

@@ -217,9 +217,7 @@ class Recipe(Data):
             if order is not None:
                 changes[product] = replace(self.product(product), tile_order=order)
         if schedule.heads_order is not None:
-            changes["gradient"] = replace(
-                self.backward.gradient, heads_order=schedule.heads_order
-            )
+            changes["gradient"] = replace(self.backward.gradient, heads_order=schedule.heads_order)
         if schedule.splits is not None:
             changes["tiles"] = replace(self.tiles, splits=schedule.splits)
         return replace(self, name=f"{self.name}, {name}", schedules=(), **changes)
@@ -245,8 +243,8 @@ class Recipe(Data):
     def from_json(cls, text: str | Mapping[str, Any]) -> Recipe:
         """The recipe that `to_json` wrote, from the text or the data in it.
 
-        With the "schema" of this version every field must be there. With an earlier one, or none, it is of a version
-        that had fewer: fields that came later have their defaults.
+        Every field that had come with its "schema" must be there, and those that came later have their defaults; so
+        have all, in a recipe without a "schema".
 
         Raises ValueError for anything else, naming the field, and for another schema.
         """
@@ -263,7 +261,7 @@ class Recipe(Data):
                 raise ValueError(f"recipe is not JSON: {error}") from None
             except RecursionError:
                 raise ValueError("recipe is nested too deeply to be one") from None
-        whole = False
+        schema = None
         if isinstance(text, Mapping) and "schema" in text:
             schema = text["schema"]
             if type(schema) is not int or schema not in (_WITHOUT_BACKWARD, RECIPE_SCHEMA):
@@ -271,9 +269,8 @@ class Recipe(Data):
                     f"recipe has schema {shown(schema)} and this version reads schema {_WITHOUT_BACKWARD} and"
                     f" {RECIPE_SCHEMA}; read it with the version that wrote it"
                 )
-            whole = schema == RECIPE_SCHEMA
             text = {name: value for name, value in text.items() if name != "schema"}
-        return cast(Recipe, typed(Recipe, text, "recipe", whole=whole))
+        return cast(Recipe, typed(Recipe, text, "recipe", schema=schema))
 
 
 _LEFT = {Use.S_Q, Use.O_P, Use.DP_DO, Use.DV_P, Use.DQ_DS, Use.DK_DS}

@@ -177,3 +177,17 @@ def _total(sums: Array, *, recipe: Recipe) -> Array:
 @_backend.jit(static=("recipe",))
 def _of_sink(sink: Array, row_max: Array, *, recipe: Recipe) -> Array:
     return special.exp_bits(_float32.subtract(sink, row_max), model=recipe.softmax.exp2)
+
+
+def of_scores(s: Array, visible: Array, recipe: Recipe) -> tuple[Array, Array]:
+    """The maximum and the sum of whole rows [heads, queries] of scores S' [heads, queries, keys], without a sink."""
+    xp, knobs, size = _backend.namespace(s), recipe.softmax, recipe.tiles.key
+    row_max = xp.full(s.shape[:2], NEGATIVE_INFINITY, dtype=np.uint32)
+    if s.shape[2]:
+        row_max = softmax.largest(s, visible)
+    e = xp.where(visible, softmax.natural_power(s, row_max[:, :, None], knobs), np.uint32(0))
+    e = xp.pad(e, ((0, 0), (0, 0), (0, -s.shape[2] % size)))
+    sums = xp.zeros((*s.shape[:2], softmax.lanes(knobs)), dtype=np.uint32)
+    for first in range(0, e.shape[2], size):
+        sums = softmax.carried(sums, e[:, :, first : first + size], knobs)
+    return row_max, softmax.total(sums, knobs)

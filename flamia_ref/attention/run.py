@@ -114,6 +114,8 @@ class Run:
                 None if x is None else self.of_caller(x)
                 for x in (given.codes, given.scales, given.token_scales)
             )
+            if scales is not None and scales.dtype == np.float32:
+                scales = _backend.bits(scales)
             maker = self.makers[input_of(use)]
             self._copies[name] = maker.given(codes, scales, powers, self.recipe.operand(use))
         for tensor, guard in prepared.guards.items():

@@ -14,6 +14,7 @@
   both.
 - `row_max`, `row_sum`, `delta`: float32 [heads, tokens], in the recipe's own units.
 - `o`: float32 [tokens, heads, head_dim], normalised, before output rounding.
+- `high_precision_out`: float32 likewise, where delta takes it: O of P in bfloat16, rounded to bfloat16.
 
 `out` and `lse` follow those of the forward, `dq`, `dk` and `dv` those of the backward.
 """
@@ -50,6 +51,7 @@ def forward_stages(recipe: Recipe | str) -> tuple[str, ...]:
         "row_max",
         "row_sum",
         "o",
+        *(name for name in kept_for_backward(recipe) if name == "high_precision_out"),
     )
 
 

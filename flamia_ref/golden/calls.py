@@ -11,6 +11,7 @@ from flamia_ref import kernels
 from flamia_ref.golden.arrays import operand_names
 from flamia_ref.golden.files import Tensor
 from flamia_ref.golden.pack import Case
+from flamia_ref.golden.stage import View
 
 if TYPE_CHECKING:
     from flamia_ref.attention.kernel_layouts import KernelLayout
@@ -225,7 +226,12 @@ def _layouts(case: Case, function: kernels.Kernel, *, backward: bool) -> dict[st
     if backward:
         settings = _settings(case) | _extras(case)
         out = _bfloat16(case, "out").astype(np.float32)
-        saved = {name: case.tensors[name] for name in kept_for_backward(recipe)}
+        saved = {
+            name: _bfloat16(case, name).astype(np.float32)
+            if case.places[name].stage.view is View.BF16
+            else case.tensors[name]
+            for name in kept_for_backward(recipe)
+        }
         ahead = attention.Forward.from_kernel(
             out, case.tensors["lse"], recipe, saved=saved, **settings
         )

@@ -31,10 +31,12 @@ _INPUT_SCALES: dict[object, tuple[str, str]] = {
     (1, "all"): ("tokens", "one"),
     (1, 16): ("tokens", "channel_blocks"),
     (1, 32): ("tokens", "channel_blocks"),
+    (16, 1): ("token_blocks", "head_dim"),
     (32, 1): ("token_blocks", "head_dim"),
     (32, 32): ("token_blocks", "channel_blocks"),
 }
 _PAIR_SCALES: dict[object, tuple[str, str]] = {
+    (1, 16): ("queries", "key_blocks"),
     (1, 32): ("queries", "key_blocks"),
     (32, 1): ("query_blocks", "keys"),
     (32, 32): ("query_blocks", "key_blocks"),
@@ -60,7 +62,12 @@ class Copy:
     @property
     def scaled(self) -> bool:
         """Whether its scales follow from data, and so are a stage."""
-        return self.operand.block is not None
+        return self.operand.block is not None or self.descaled
+
+    @property
+    def descaled(self) -> bool:
+        """Whether its scales are float32 descales, one for a document and key/value head."""
+        return self.operand.scope == "head"
 
     @property
     def powers(self) -> bool:
@@ -70,7 +77,7 @@ class Copy:
     @property
     def coded(self) -> bool:
         """Whether its codes are a stage: not those of an input that is taken as it is."""
-        return self.scaled or self.operand.scope == "static" or self.tensor not in HEADS
+        return not self.operand.plain or self.tensor not in HEADS
 
     @property
     def backward(self) -> bool:
@@ -154,13 +161,14 @@ class Copy:
 
     @property
     def _block(self) -> int:
-        """Channels to a block: 32, which an MMA scales together, but where the scales are of fewer."""
-        columns = None if self.operand.block is None else self.operand.block[1]
-        return columns if self.tensor in HEADS and columns == 16 else BLOCK
+        """Channels, keys or tokens to a block: 32, which an MMA scales together, but where the scales are of fewer."""
+        return 16 if 16 in (self.operand.block or ()) else BLOCK
 
     def _scale_view(self) -> View:
         from flamia_ref.formats import PRESETS
 
+        if self.descaled:
+            return View.F32
         scale = PRESETS[self.operand.format].scale.name if self.scaled else "e8m0"
         views = {"e8m0": View.F8_E8M0, "ue4m3": View.F8_UE4M3}
         if scale not in views:
@@ -168,6 +176,8 @@ class Copy:
         return views[scale]
 
     def _scale_axes(self) -> tuple[str, ...]:
+        if self.descaled:
+            return ("documents", "kv_heads")
         heads = HEADS.get(self.tensor)
         allowed = _PAIR_SCALES if heads is None else _INPUT_SCALES
         for block, axes in allowed.items():
@@ -183,12 +193,14 @@ class Copy:
 
     def _tiled(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yield name and axes of the orders in which products load the scales of an input."""
-        if self.tensor not in HEADS:
+        if self.tensor not in HEADS or self.operand.dequantized or self.descaled:
             return
         rows, _, columns = self._scale_axes()
         loading = [product for product in self.products if product not in self.folded]
         over_channels = [product for product in loading if product in _OVER_CHANNELS]
         over_tokens = [product for product in loading if product not in _OVER_CHANNELS]
+        if self._block != BLOCK and rows in TOKEN_BLOCKS.values():
+            return  # no kernel's order of these is known here
         for products, along, wrong in (
             (over_channels, "channels", columns == "head_dim"),
             (over_tokens, "tokens", rows in TOKENS.values()),
@@ -207,7 +219,7 @@ class Copy:
         from flamia_ref.formats import PRESETS
 
         given = self.operand.format
-        element = PRESETS[given].element.name if self.scaled else given
+        element = PRESETS[given].element.name if given in PRESETS else given
         views = {"e4m3": View.F8_E4M3}
         views |= {"e2m1": View.F4_E2M1} if self.scaled else {"bf16": View.BF16}
         if element not in views:
@@ -219,13 +231,10 @@ def copies(recipe: "Recipe") -> list[Copy]:
     """Return every copy of q, k, v, do, p and ds, in the order of the dataflow.
 
     Raises ValueError where one use takes the codes of another tensor, or of a copy, or is promoted
-    from such, and where an input is a scalar format other than bf16 without a scale.
+    from such.
     """
     uses: dict[str, list[Use]] = {}
     for use, operand in recipe.uses():
-        plain = operand.block is None and operand.scope == "unit"
-        if use.split(".")[1] in HEADS and plain and operand.format != "bf16":
-            raise ValueError(f"{use} has format {operand.format!r}; packs hold presets, and bf16")
         uses.setdefault(use.split(".")[1], []).append(use)
     made = []
     for tensor, of_tensor in uses.items():

@@ -135,6 +135,10 @@ class _Builder:
         yield from self._codes("p.o")
         yield self._float("row_sum", _ROWS, (*self._summed(), "row_max", "sink"))
         yield self._float("o", _QUERIES, self._taken("o"))
+        if self._has_high_precision():
+            values = self._copy_of("o", "v").read_by("o")
+            parents = (*values, "p", *_EPILOGUE["o"])
+            yield Stage(name="high_precision_out", view=View.BF16, axes=_QUERIES, parents=parents)
         yield Stage(name="out", view=View.BF16, axes=_QUERIES, parents=("o",), role=Role.OUTPUT)
         yield self._float("lse", _ROWS, ("row_max", "row_sum", "sink"), role=Role.OUTPUT)
         if self.recipe.has_backward:
@@ -216,7 +220,7 @@ class _Builder:
         if copy.tensor == "ds":
             return ("ds",)
         if copy.name == "p.o":
-            return ("p",)
+            return ("p", "s", "row_max") if copy.operand.scope == "largest_score" else ("p",)
         if self.recipe.backward.gradient.p_for_dv == "recomputed":
             return ("p.dv",)
         return (*self._weights(), "row_max", "lse")  # brought from the one base to the other
@@ -239,6 +243,8 @@ class _Builder:
                 return (*dout, "out")
             case "unrounded_out":
                 return (*dout, "o")
+            case "high_precision_out":
+                return (*dout, "high_precision_out")
             case "quantized_dout":
                 copy = next(
                     one for one in self.copies if one.tensor == "do" and "dp" in one.products
@@ -246,6 +252,17 @@ class _Builder:
                 return (*(copy.values() if copy.coded else dout), "out")
             case "p_dp":
                 return ("p.dv", "dp", *(one for one in dout if one != "dout"))
+
+    def _has_high_precision(self) -> bool:
+        """Return whether the forward also makes an O of P in bfloat16, for delta."""
+        if not self.recipe.has_backward:
+            return False
+        return self.recipe.backward.gradient.delta_source == "high_precision_out"
+
+    def _copy_of(self, product: str, tensor: str) -> Copy:
+        return next(
+            one for one in self.copies if one.tensor == tensor and product in one.products
+        )
 
     def _copy(self, name: str) -> Copy:
         return next(copy for copy in self.copies if copy.name == name)
@@ -275,6 +292,7 @@ class _Builder:
             copy = next(one for one in self.copies if one.tensor == tensor and name in one.products)
             taken += copy.read_by(name)
             guarded = product.guarded and self.recipe.guard_operands == "inputs"
+            guarded |= product.corrected  # its start is made of the inputs
             if guarded or not copy.coded or (product.guarded and tensor not in HEADS):
                 taken += self._values(tensor, name)
         return tuple(dict.fromkeys((*taken, *_EPILOGUE.get(name, ()))))

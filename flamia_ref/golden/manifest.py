@@ -226,7 +226,7 @@ def _tensors(reader: Reader, known: Mapping[str, Place]) -> Mapping[str, TensorE
         if name not in known:
             raise unknown_name(f"tensor in {reader.path}", name, known)
     for name in (*INPUTS, *OUTPUTS, *GRADIENTS):
-        if name not in listed:
+        if name not in listed and (name in known or name not in GRADIENTS):
             raise ValueError(f"{reader.path} lists no {name}; every case has inputs and outputs")
     for name, place in known.items():
         if place.stage.needs and name not in listed:

@@ -33,6 +33,8 @@ def _unscaled(
         parents = ((name, at),)
         if copy.tensor == "do" and of.recipe.backward.gradient.normalisation == "fold_into_dout":
             return None, (*parents, ("lse", (index[1], index[0])))
+        if copy.operand.smoothing != "none":
+            return None, parents
         return of.value(name, at), parents
     if copy.name == "p.dv" and of.recipe.backward.gradient.p_for_dv == "forward":
         return None, ((f"p.o.codes.{document}", index),)
@@ -78,7 +80,10 @@ def code(of: Elements, copy: Copy, place: Place, index: Index) -> Lineage:
                 scales.append(of.value(*token))
             with np.errstate(all="ignore"):
                 before = float(np.float64(value) / np.prod(scales))
-        words = f"the value over its scale, rounded to a code of {copy.operand.format}"
+        words = f"the value{_less(copy)} over its scale, rounded to a code of {copy.operand.format}"
+        if copy.operand.scope == "largest_score":
+            before = None
+            words += "; the scale is taken before it is rounded itself"
     elif copy.operand.static_scale is not None:
         power = copy.operand.static_scale - 127
         words = f"rounded to {copy.operand.format}, whose scale is 2^{power}"
@@ -114,6 +119,8 @@ def scale(of: Elements, copy: Copy, place: Place, index: Index) -> Lineage:
         parent = (name, (box[0].start + at[0], head, box[1].start + at[1]))
         folded = copy.tensor == "do" and of.recipe.backward.gradient.normalisation == "fold_into_dout"
         parents = (parent, *((("lse", (head, parent[1][0])),) if folded else ()))
+    elif copy.operand.scope == "largest_score":
+        return _of_largest_score(of, copy, place, index, box)
     else:
         head = index[0]
         stored = f"{name}.{place.document}"
@@ -127,9 +134,38 @@ def scale(of: Elements, copy: Copy, place: Place, index: Index) -> Lineage:
         _, query, key = max(every, key=lambda one: (one[0], -one[1], -one[2]))
         parents = _unscaled(of, copy, place.document, (head, query, key))[1]
     return Lineage(
-        how=f"the scale of {_size(copy)} by {copy.operand.format}, from the largest magnitude in it",
+        how=f"the scale of {_size(copy)} by {copy.operand.format}, from the largest magnitude in it{_less(copy)}",
         part=_side(copy),
         parents=tuple(parents),
+    )
+
+
+def _less(copy: Copy) -> str:
+    """What is taken off a value before it is quantized, in words."""
+    means = {"document_mean": "document", "tile_mean": "query tile"}
+    extent = means.get(copy.operand.smoothing)
+    return "" if extent is None else f" less the mean of its channel over the {extent}"
+
+
+def _of_largest_score(
+    of: Elements, copy: Copy, place: Place, index: Index, box: tuple[slice, slice]
+) -> Lineage:
+    """The scale of a block of P: its parent is the largest visible score."""
+    document, head = place.document or 0, index[0]
+    query, keys = box[0].start, box[1]
+    stored = f"s.{document}"
+    parents: tuple[tuple[str, Index], ...] = ()
+    if stored in of.case.tensors:
+        scores = of.numbers(stored, (head, query, keys))
+        seen = of.spec.visible(document)[query, keys]
+        if seen.any():
+            at = int(np.argmax(np.where(seen, np.nan_to_num(scores, nan=-np.inf), -np.inf)))
+            parents = ((stored, (head, query, keys.start + at)),)
+    token = of.spec.starts[document] + query
+    return Lineage(
+        how=f"the exponential of the largest visible score of {_size(copy)}, over the largest element",
+        part=_side(copy),
+        parents=(*parents, ("row_max", (head, token))),
     )
 
 

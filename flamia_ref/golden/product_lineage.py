@@ -38,6 +38,9 @@ def channels(of: Elements, place: Place, index: Index) -> Lineage:
             )
         a, b = high_a[query], high_b[key]
     terms, total = largest(a * b, lambda at: f"channel {at}: {a[at]:g} x {b[at]:g}")
+    start = ""
+    if chosen.corrected:
+        start = f", onto the mean's product by {chosen.correction_instruction}, which the parts leave out"
     where = (rows.start + query, head), (columns.start + key, of.kv_head(head))
     channel = int(terms[0].which.split(":")[0].split()[1]) if terms else 0
     parents = (
@@ -47,7 +50,7 @@ def channels(of: Elements, place: Place, index: Index) -> Lineage:
     return Lineage(
         how=(
             f"{_PRODUCTS[product]} by {chosen.guard_instruction if guard else chosen.instruction}, "
-            f"channels {chosen.k_order}{guard}"
+            f"channels {chosen.k_order}{guard}{start}"
         ),
         part=f"{product}.instruction",
         parents=parents,

@@ -1,6 +1,7 @@
 """Where the numbers between the products come from: the softmax, delta, dS, and what is returned."""
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 from flamia_ref.golden.elements import Elements
 from flamia_ref.golden.lineage import Index, Lineage, largest
@@ -28,11 +29,12 @@ def _p(of: Elements, place: Place, index: Index) -> Lineage:
     document, (head, query, key) = place.document or 0, index
     if not of.spec.visible(document)[query, key]:
         return Lineage(how="0: the pair is masked", parents=((f"s.{document}", index),))
-    offset = of.recipe.softmax.p_offset
+    offset, p_scale = of.recipe.softmax.p_offset, of.recipe.softmax.p_scale
+    scale = "" if p_scale == 1 else f" + log2 {p_scale}"
     token = of.spec.starts[document] + query
     return Lineage(
         how=(
-            f"2^(S c - base{f' + {offset}' if offset else ''}) by {of.recipe.softmax.exp2}, relative to the "
+            f"2^(S c - base{f' + {offset}' if offset else ''}{scale}) by {of.recipe.softmax.exp2}, relative to the "
             "maximum when its key tile was computed"
         ),
         part="softmax.exp2",
@@ -66,6 +68,27 @@ def _out(of: Elements, place: Place, index: Index) -> Lineage:
     )
 
 
+def _high_precision_out(of: Elements, place: Place, index: Index) -> Lineage:
+    token, head, channel = index
+    document, row = of.document(token)
+    name = f"p.{document}"
+    p = of.numbers(name, (head, row)).astype(bfloat16).astype(np.float64)
+    v = of.input_values(of.copy("o", "v"), "o", document, of.kv_head(head))[:, channel]
+    total = of.value("row_sum", (head, token))
+    products = p * v * (1 / total if total else 0.0)
+    terms, found = largest(products, lambda at: f"key {at}: {p[at]:g} x {v[at]:g}")
+    key = int(np.argmax(np.nan_to_num(np.abs(products), nan=np.inf))) if len(p) else 0
+    parents = ((name, (head, row, key)),) if len(p) else ()
+    return Lineage(
+        how="O of P in bfloat16, over the row sum, to bfloat16",
+        part="gradient.delta_source",
+        parents=(*parents, ("row_sum", (head, token))),
+        terms=terms,
+        count=len(products),
+        total=found,
+    )
+
+
 def _lse(of: Elements, place: Place, index: Index) -> Lineage:
     return Lineage(
         how=f"row maximum and logarithm of the row sum, {of.recipe.softmax.lse.replace('_', ' ')}",
@@ -84,7 +107,8 @@ def _delta(of: Elements, place: Place, index: Index) -> Lineage:
             part="gradient.delta_source",
             parents=((name, (head, row, 0)),),
         )
-    source = "o" if gradient.delta_source == "unrounded_out" else "out"
+    sources = {"unrounded_out": "o", "high_precision_out": "high_precision_out"}
+    source = sources.get(gradient.delta_source, "out")
     products = of.numbers("dout", (token, head)) * of.numbers(source, (token, head))
     folded = gradient.normalisation == "fold_into_dout"
     terms, total = largest(products, lambda at: f"channel {at}")
@@ -141,6 +165,7 @@ BETWEEN = {
     "row_max": _row_max,
     "p": _p,
     "row_sum": _row_sum,
+    "high_precision_out": _high_precision_out,
     "out": _out,
     "lse": _lse,
     "delta": _delta,

@@ -50,7 +50,9 @@ class Role(StrEnum):
 
 
 # The axes that run over all documents. "sinks" is one number a head, of no document.
-PACKED = frozenset({"tokens", "key_tokens", "token_blocks", "key_token_blocks", "starts", "sinks"})
+PACKED = frozenset(
+    {"tokens", "key_tokens", "token_blocks", "key_token_blocks", "starts", "sinks", "documents"}
+)
 
 # The axes of scales in the order that kernels load: tiles of tokens by blocks of channels, or of
 # channels by blocks of tokens.
@@ -65,8 +67,8 @@ class Stage:
     `axes` name the dimensions (see `shape`). `parents` are the stages it is computed from. `scales`
     names the stage that holds the scales of these codes. `masked_optional`: a kernel may skip masked
     pairs; zero, NaN, -infinity or any number up to -1e4 there says that it did. `backward`: it belongs
-    to the backward, which a kernel need not have. `block`: channels to a block, of codes, of the scales
-    of such blocks, and of their tiles. `needs` names the field of a case without which the case has no
+    to the backward, which a kernel need not have. `block`: channels, keys of pairs or tokens to a block, of codes,
+    of the scales of such blocks, and of their tiles. `needs` names the field of a case without which the case has no
     such tensor.
     """
 
@@ -101,8 +103,15 @@ class Stage:
         """The order of the elements in memory, in words."""
         order = f"row-major [{', '.join(self.axes)}]"
         if not self.tiled:
-            narrow = "channel_blocks" in self.axes and self.block != BLOCK
-            return f"{order}, blocks of {self.block} channels" if narrow else order
+            along = {
+                "channel_blocks": "channels",
+                "key_blocks": "keys",
+                "token_blocks": "tokens",
+                "key_token_blocks": "tokens",
+            }
+            words = [word for axis, word in along.items() if axis in self.axes]
+            narrow = words and self.block != BLOCK
+            return f"{order}, blocks of {self.block} {words[0]}" if narrow else order
         by_tokens = "token_tiles" in self.axes
         rows, columns = ("tokens", "channels") if by_tokens else ("channels", "tokens")
         size = self.block if by_tokens else BLOCK
@@ -117,9 +126,10 @@ class Stage:
         sizes = {
             "tokens": case.tokens,
             "key_tokens": case.key_tokens,
-            "token_blocks": sum(blocks(length) for length in case.lengths),
-            "key_token_blocks": sum(blocks(length) for length in case.lengths_of_keys),
+            "token_blocks": sum(blocks(length, self.block) for length in case.lengths),
+            "key_token_blocks": sum(blocks(length, self.block) for length in case.lengths_of_keys),
             "starts": len(case.lengths) + 1,
+            "documents": len(case.lengths),
             "heads": case.heads,
             "sinks": case.heads,
             "kv_heads": case.kv_heads,
@@ -129,7 +139,7 @@ class Stage:
             "queries": queries,
             "query_blocks": blocks(queries),
             "keys": keys,
-            "key_blocks": blocks(keys),
+            "key_blocks": blocks(keys, self.block),
             "token_tiles": -(-rows // TILE_ROWS),
             "channel_block_tiles": -(-channel_blocks // TILE_COLUMNS),
             "channel_tiles": -(-case.head_dim // TILE_ROWS),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,10 +47,11 @@ class UseBound:
         operand: its format and block.
         illegal: what it makes illegal alone, as the structure says.
         unbounded: why there is no bound, in words; None where there is one.
-        scales: how many scales its rule can give a block.
+        scales: how many scales its rule can give a block; log2 of that bounds what all elements of one scale say
+            together, of however many tokens.
         element_mean, element_most: bits of an element of the sample, over all scales that others can give its block,
             with the token's own elements there alone.
-        element_any: bits of any bfloat16 element whatever.
+        element_any: bits of any element whatever: exact for bfloat16 elements, log2(scales) for others.
         growths: the same by how far the amax of whole blocks of the sample is raised.
         token_scales: scales that a token's elements have, of the longest document.
         token_elements: elements that a token has.
@@ -91,12 +92,14 @@ class SeverityBound:
     Attributes:
         severity: the severity.
         uses: the uses by which it is there.
-        token: bits a token and head: the sum over these uses, each copy once; None where a use has no bound.
+        token: bits a token and head: the sum over these uses, each copy once; None where there is no bound.
+        unbounded: why there is none, in words.
     """
 
     severity: Severity
     uses: tuple[Use, ...]
     token: float | None
+    unbounded: str | None = None
 
 
 def use_bounds(
@@ -127,9 +130,7 @@ def use_bounds(
     return tuple(found)
 
 
-def severity_bounds(
-    bounds: Iterable[UseBound], structure: Structure
-) -> tuple[SeverityBound, ...]:
+def severity_bounds(bounds: Iterable[UseBound], structure: Structure) -> tuple[SeverityBound, ...]:
     """The bound of each severity: 0 where no use, and no knob, has it."""
     bounds = tuple(bounds)
     copies = {one.use: one.source for one in structure.uses}
@@ -137,38 +138,41 @@ def severity_bounds(
     for severity in Severity:
         having = [one for one in bounds if severity in one.severities]
         listed = {one.use for one in having}
-        knobs = [
-            knob
-            for knob in structure.knobs
-            if any(severity in one.severities for one in knob.illegal)
-        ]
-        token: float | None = math.fsum(
-            one.token_any for one in having if copies.get(one.use) not in listed
-        )
-        if knobs or any(one.unbounded for one in having) or _only_together(
-            structure, severity, having
-        ):
-            token = None
+        token = math.fsum(one.token_any for one in having if copies.get(one.use) not in listed)
+        reason = _no_bound(structure, severity, having)
         found.append(
             SeverityBound(
-                severity=severity, uses=tuple(one.use for one in having), token=token
+                severity=severity,
+                uses=tuple(one.use for one in having),
+                token=token if reason is None else None,
+                unbounded=reason,
             )
         )
     return tuple(found)
 
 
-def _only_together(structure: Structure, severity: Severity, having: list[UseBound]) -> bool:
-    """Whether something of a severity is illegal by uses together, and by none alone."""
-    return not having and any(severity in one.counts for one in structure.illegal)
+def _no_bound(structure: Structure, severity: Severity, having: Sequence[UseBound]) -> str | None:
+    """Why there is no bound of a severity."""
+    knobs = [
+        knob.knob
+        for knob in structure.knobs
+        if any(severity in one.severities for one in knob.illegal)
+    ]
+    if knobs:
+        return f"{', '.join(knobs)} lets values of masked tokens through"
+    without = [str(one.use) for one in having if one.unbounded]
+    if without:
+        return f"{', '.join(without)} has none"
+    if not having and any(severity in one.counts for one in structure.illegal):
+        return "it comes of more than one use together"
+    return None
 
 
 def sample(*, head_dim: int, seed: int) -> dict[str, Floats]:
     """Bell-shaped values of each input, rounded to bfloat16, [tokens, channels]."""
     draws = Draws(seed, 1)
     shape = (4 * _BLOCKS, head_dim)
-    return {
-        name: rounded(draws.bell(shape)).astype(np.float32) for name in ("q", "k", "v", "do")
-    }
+    return {name: rounded(draws.bell(shape)).astype(np.float32) for name in ("q", "k", "v", "do")}
 
 
 def _bound(
@@ -191,7 +195,9 @@ def _bound(
         raise AssertionError("a preset has a block")
     rows, columns = (
         extent if isinstance(extent, int) else size
-        for extent, size in zip(operand.block, (longest, longest if pairs else head_dim), strict=True)
+        for extent, size in zip(
+            operand.block, (longest, longest if pairs else head_dim), strict=True
+        )
     )
     # Own elements of a token lie along channels; of a query along keys; of a key along queries.
     across = rows if pairs and one.use not in _BY_QUERY else columns
@@ -207,11 +213,9 @@ def _bound(
     reach = scale_reach.reachable(amax, block_format, None)
     bits = np.log2(scale_reach.counts(element, reach[:, None, :]))
     joint = np.log2(scale_reach.joint_counts(element, reach))
-    most = (
-        math.log2(scale_reach.most_values(block_format, sharing.previous))
-        if not pairs
-        else math.log2(scales)
-    )
+    most = math.log2(scales)
+    if not pairs and not (tensor == "do" and structure.coupling.lse_in_dout):
+        most = math.log2(scale_reach.most_values(block_format, sharing.previous))
     elements = longest if pairs else head_dim
     token_scales = -(-elements // across)
     return UseBound(
@@ -222,7 +226,9 @@ def _bound(
         element_mean=float(bits.mean()),
         element_most=float(bits.max()),
         element_any=most,
-        growths=() if sharing.previous else _growths(values[tensor], rows, columns, block_format, growths),
+        growths=()
+        if sharing.previous
+        else _growths(values[tensor], rows, columns, block_format, growths),
         token_scales=token_scales,
         token_elements=elements,
         token_mean=float(joint.mean()) * token_scales,
@@ -236,13 +242,13 @@ def _quantizing(recipe: Recipe, use: Use) -> Operand:
     return operand if operand.same_codes_as is None else _quantizing(recipe, operand.same_codes_as)
 
 
-def _unbounded(
-    operand: Operand, sharings: tuple[Sharing, ...], one: UseStructure
-) -> str | None:
+def _unbounded(operand: Operand, sharings: tuple[Sharing, ...], one: UseStructure) -> str | None:
     if operand.format not in PRESETS:
         return f"its format {operand.format} has no rule by which scales could be enumerated"
     if operand.promoted_from is not None or len(sharings) != 1:
         return "it is quantized more than once"
+    if getattr(operand, "smoothing", "none") != "none":
+        return "a mean of tokens is taken off before it is quantized"
     if one.folded_into is not None:
         return f"its scale is folded into {one.folded_into}"
     return scale_reach.not_enumerable(PRESETS[operand.format])
@@ -268,12 +274,11 @@ def _growths(
     """Bits of the elements of whole blocks, by how far their amax is raised."""
     rows, columns = min(rows, matrix.shape[0]), min(columns, matrix.shape[1])
     down, over = matrix.shape[0] // rows, matrix.shape[1] // columns
-    blocks = matrix[: down * rows, : over * columns].reshape(down, rows, over, columns)
-    blocks = blocks.swapaxes(1, 2).reshape(-1, rows * columns)
-    blocks = blocks[(blocks != 0).any(axis=1)][:_BLOCKS]
+    grid = matrix[: down * rows, : over * columns].reshape(down, rows, over, columns)
+    flat = grid.swapaxes(1, 2).reshape(-1, rows * columns)
+    blocks = np.ascontiguousarray(flat[(flat != 0).any(axis=1)][:_BLOCKS])
     if not len(blocks):
         return ()
-    blocks = np.ascontiguousarray(blocks)
     amax = np.abs(blocks).max(axis=1).view(np.uint32)
     element = scale_reach.dequantized(blocks.view(np.uint32), block_format)
     found = []

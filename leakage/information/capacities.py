@@ -49,8 +49,9 @@ def capacity(
     """How many bits get through to tokens that must not have them, causal, of one head.
 
     Bounds: where the recipe's structure has nothing illegal the bound is 0, which is a proof; else how many values
-    elements can take over all scales that illegal tokens can give them, by enumeration. Entropy: of the bits that must not
-    move, over draws of what they must not depend on; above 0 it is a proof of a leak. A probe: what a small model gains.
+    elements can take over all scales that illegal tokens can give them, by enumeration. Entropy: of the bits that must
+    not move, over draws of what they must not depend on; above 0 it is a proof of a leak. A probe: what a small model
+    gains.
 
     Args:
         recipe: a recipe that is computed here, or its name.
@@ -72,7 +73,7 @@ def capacity(
     head_dim = whole("head_dim", head_dim, least=1)
     growths = tuple(whole("growths", one, least=0) for one in growths)
     shared = structure(chosen, lengths=lengths)
-    steps = 2 + sum(map(len, FAMILIES_OF.values()))
+    steps = 2 + sum(map(len, FAMILIES_OF.values())) + (chosen.softmax.mask_value is not None)
     done = 0
 
     def tell(name: str) -> None:
@@ -154,6 +155,6 @@ def _pairs(shared: Structure, head_dim: int, seed: int) -> dict[str, Floats]:
     ahead = forward(made["q"], made["k"], made["v"], recipe, trace=("p",))
     found = {"p": np.asarray(ahead.trace["p"][0][0])}
     if recipe.has_backward:
-        back = backward(*(made[name] for name in ("q", "k", "v", "do")), ahead, trace=("ds",))
+        back = backward(made["q"], made["k"], made["v"], made["do"], ahead, trace=("ds",))
         found["ds"] = np.asarray(back.trace["ds"][0][0])
     return {name: np.nan_to_num(x.astype(np.float32)) for name, x in found.items()}

@@ -127,6 +127,14 @@ def _document(setting: Setting, draws: Draws) -> dict[str, Values]:
     return made
 
 
+def _low_scores(setting: Setting, draws: Draws) -> dict[str, Values]:
+    """Scores far below any finite number that a mask may give to a masked pair, all alike; v and dout bell-shaped."""
+    made = _bell(setting, draws)
+    made["q"] = np.full(_shape(setting, "q"), 2.0**18)
+    made["k"] = np.full(_shape(setting, "k"), -(2.0**18))
+    return made
+
+
 CHANGE_FAMILIES: Mapping[str, Callable[[Setting, Draws], dict[str, Values]]] = Registry(
     "family of draws",
     (
@@ -134,6 +142,7 @@ CHANGE_FAMILIES: Mapping[str, Callable[[Setting, Draws], dict[str, Values]]] = R
         ("token_wide", _token_wide),
         ("outliers", _outliers),
         ("document", _document),
+        ("low_scores", _low_scores),
     ),
 )
 """How inputs are drawn: by name, a function of the setting and of random numbers."""

@@ -45,6 +45,7 @@ def render(report: CapacityReport) -> str:
             {
                 "severity": one.severity,
                 "token": one.token,
+                "unbounded": one.unbounded,
                 "uses": list(one.uses),
                 "largest_low": max((e.entropy.low for e in report.of(one.severity)), default=None),
                 "seen": any(e.leaks for e in report.of(one.severity)),

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.leakage.information.changes import (
-    CHANGE_FAMILIES,
     Drawn,
     change_of,
     drawn_inputs,
@@ -22,11 +21,14 @@ from flamia_ref.leakage.legal import Severity
 from flamia_ref.leakage.search.setting import Bools, Setting
 
 FAMILIES_OF = {
-    Drawn.SUFFIX: tuple(CHANGE_FAMILIES),
+    Drawn.SUFFIX: ("bell", "token_wide", "outliers", "document"),
     Drawn.PAST_QUERIES: ("token_wide", "outliers"),
     Drawn.OTHER_DOCUMENT: ("token_wide", "outliers"),
 }
 """The families in which each kind of tokens is drawn."""
+
+OF_FINITE_MASKS = "low_scores"
+"""One more for the suffix, of recipes whose masked scores are a finite number."""
 
 Progress = Callable[[str], None]
 
@@ -85,7 +87,7 @@ def measured(
         length: tokens of the document; those from the cut on are another document where that is drawn.
         samples: draws.
         seed: of all numbers.
-        families: only these; None for all of `FAMILIES_OF`.
+        families: only these; None for all of `FAMILIES_OF`, and `OF_FINITE_MASKS` where it belongs.
         tell: is told what comes next.
     """
     for drawn in Drawn:
@@ -103,7 +105,8 @@ def measured(
         )
         change = change_of(drawn, setting, cut)
         together: int | None = None
-        for family in FAMILIES_OF[drawn]:
+        finite = recipe.softmax.mask_value is not None and drawn is Drawn.SUFFIX
+        for family in (*FAMILIES_OF[drawn], *([OF_FINITE_MASKS] if finite else [])):
             if families is not None and family not in families:
                 continue
             tell(f"{drawn.replace('_', ' ')}, {family}")

@@ -29,7 +29,10 @@ def heat_map(report: CapacityReport) -> HeatMap:
     kinds = dict.fromkeys((one.drawn, one.family) for one in report.entropies)
     by = {(one.drawn, one.family, one.output): one for one in report.entropies}
     rows = [
-        (f"{DRAWN[drawn]}, {family}", [_panel(by.get((drawn, family, output))) for output in outputs])
+        (
+            f"{DRAWN[drawn]}, {family}",
+            [_panel(by.get((drawn, family, output))) for output in outputs],
+        )
         for drawn, family in kinds
     ]
     seen = {cell for _, panels in rows for one in panels for cell in np.unique(one.cells)}
@@ -42,7 +45,9 @@ def heat_map(report: CapacityReport) -> HeatMap:
         columns=[(NAMES[output],) for output in outputs],
         rows=rows,
         legend=[(cell, text) for cell, text in _LEGEND if cell in seen],
-        notes=("panel: tokens to the right, channels down; bits: entropy of all that must not move",),
+        notes=(
+            "panel: tokens to the right, channels down; bits: entropy of all that must not move",
+        ),
     )
 
 

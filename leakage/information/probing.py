@@ -74,8 +74,8 @@ def probe(
 ) -> list[ProbeFigure]:
     """What some rows of a block say of the next token, beyond what the tokens up to them do.
 
-    Tokens are independent and uniform. q = k = 1, so that a row weighs alike all that it sees; V of a token is a bell-shaped
-    vector of its own. A row's features are its out less the out of the same tokens without those after it.
+    Tokens are independent and uniform. q = k = 1, so that a row weighs alike all that it sees; V of a token is a
+    bell-shaped vector of its own. A row's features are its out less the out of the same tokens without those after it.
 
     Args:
         recipe: the recipe.

@@ -80,9 +80,7 @@ class CapacityReport:
     @property
     def bounded_above_zero(self) -> bool:
         """Whether something can get through, not counting the past of a document."""
-        return any(
-            one.token != 0 and one.severity is not Severity.PAST for one in self.severities
-        )
+        return any(one.token != 0 and one.severity is not Severity.PAST for one in self.severities)
 
     @property
     def consistent(self) -> bool:

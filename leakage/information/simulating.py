@@ -19,7 +19,9 @@ Array = NDArray[Any]
 TOGETHER = 256
 """Inputs in a pass."""
 
-_WORTH_COMPILING = 16384  # inputs from which JAX, where it is there, is quicker with its compilation
+_WORTH_COMPILING = (
+    16384  # inputs from which JAX, where it is there, is quicker with its compilation
+)
 
 
 def simulate(

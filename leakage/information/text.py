@@ -35,6 +35,9 @@ def _lines(report: CapacityReport) -> Iterator[str]:
         f" causal, head_dim {s.head_dim}"
     )
     yield from columns(_severities(report))
+    for bound in report.severities:
+        if bound.unbounded:
+            yield f"no bound for {bound.severity.replace('_', '-')}: {bound.unbounded}"
     yield from _uses(report)
     yield ""
     yield (
@@ -111,7 +114,10 @@ def _rows(uses: Sequence[UseBound]) -> Iterator[Sequence[str]]:
 
 def _entropies(entropies: Sequence[EntropyFigure]) -> Iterator[str]:
     rows: list[Sequence[str]] = [
-        ("drawn", "family", "output", "rows", "severity", "different", "bits", "corrected", "95 %", "draws that move it")
+        (
+            "drawn", "family", "output", "rows", "severity", "different", "bits", "corrected",
+            "95 %", "draws that move it",
+        )
     ]  # fmt: skip
     still: dict[str, list[str]] = {}
     for one in entropies:
@@ -119,7 +125,9 @@ def _entropies(entropies: Sequence[EntropyFigure]) -> Iterator[str]:
         if not one.leaks:
             still.setdefault(f"{DRAWN[one.drawn]}, {one.family}", []).append(NAMES[one.output])
             continue
-        full = ", at the cap" if e.distinct == e.samples else ", near the cap" if e.saturated else ""
+        full = (
+            ", at the cap" if e.distinct == e.samples else ", near the cap" if e.saturated else ""
+        )
         rows.append(
             (
                 DRAWN[one.drawn],
@@ -163,14 +171,16 @@ def verdict(report: CapacityReport) -> str:
     """The last line."""
     name = report.recipe
     if not report.consistent:
-        return f"{name}: bits moved that the bounds exclude; one of them is wrong. Please report it."
+        return (
+            f"{name}: bits moved that the bounds exclude; one of them is wrong. Please report it."
+        )
     if report.proved:
         return f"{name}: 0 bits, proved for finite inputs, and none seen."
     if not report.leaks:
         return f"{name}: nothing but the past of a document gets through."
     if report.observed:
         return f"{name} LEAKS: bits moved that must not."
-    return f"{name} can leak: tokens share scales, though no draw here showed it."
+    return f"{name} can leak, by its bounds, though no draw here showed it."
 
 
 def number(bits: float) -> str:
@@ -178,4 +188,3 @@ def number(bits: float) -> str:
     if bits == 0:
         return "0"
     return "below 0.01" if bits < 0.01 else f"{bits:.2f}" if bits < 100 else f"{bits:.0f}"
-

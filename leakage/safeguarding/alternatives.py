@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from flamia_ref.attention.copies import INPUT_USES, OVER_CHANNELS, copy_names
 from flamia_ref.attention.product import Guard, Scope, Use
@@ -63,10 +64,11 @@ class Group:
         return self.uses[0] in PAIR_USES
 
 
-def groups_of(recipe: Recipe) -> tuple[Group, ...]:
+def groups_of(recipe: Recipe, *, causal: bool = True, window: Any = None) -> tuple[Group, ...]:
     """The groups of a recipe with a use whose scale lets tokens reach what they must not, as it is or without its
     guard, its folded scale or its scale of the block before."""
-    leaking = {one.use for one in structure(recipe, lengths=_LENGTHS).uses if one.illegal}
+    found = structure(recipe, lengths=_LENGTHS, causal=causal, window=window)
+    leaking = {one.use for one in found.uses if one.illegal}
     return tuple(
         Group(name=name, uses=uses, alternatives=_alternatives(recipe, uses))
         for name, uses in _copies(recipe).items()
@@ -119,8 +121,3 @@ def _alternatives(recipe: Recipe, uses: tuple[Use, ...]) -> tuple[Alternative, .
 def tensor_of(use: Use) -> str:
     """The tensor of a use: "q", "k", "v", "do", "p" or "ds"."""
     return use.split(".")[1]
-
-
-def input_uses(recipe: Recipe) -> tuple[Use, ...]:
-    """The uses of q, k, v and dO that a recipe has."""
-    return tuple(use for uses in INPUT_USES.values() for use in uses if recipe.has_use(use))

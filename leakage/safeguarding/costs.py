@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -74,14 +74,3 @@ def _kept_by(recipe: Recipe) -> Any:
         recipe.gradient and (recipe.gradient.delta_source, recipe.gradient.p_for_dv),
     )
 
-
-def front(points: Sequence[tuple[float, ...]]) -> list[int]:
-    """The places of the points that no other is as good as in every respect and better in one; less is better."""
-    return [
-        place
-        for place, point in enumerate(points)
-        if not any(
-            other != point and all(a <= b for a, b in zip(other, point, strict=True))
-            for other in points
-        )
-    ]

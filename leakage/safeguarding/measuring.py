@@ -22,6 +22,7 @@ Errors = Mapping[str, float]
 _GRADIENTS = ("dq", "dk", "dv")
 _E4M3_MAX = 448.0
 _UNIT = 127
+_HEADROOM = 4  # powers of two
 
 
 class Measurer:
@@ -113,14 +114,15 @@ class Measurer:
         }
 
     def constants(self) -> dict[str, int]:
-        """The e8m0 codes of the smallest powers of two with which no value of the sample is beyond the largest e4m3;
-        dS has one power more than its exact values need."""
+        """The e8m0 codes of constant scales: with values 16 times as large as the sample's none would be beyond the
+        largest e4m3, as whoever sets a constant has not seen the data."""
         x = self.sample
         found = {
             name: _power(float(np.abs(values.astype(np.float64)).max()))
             for name, values in (("q", x.q), ("k", x.k), ("v", x.v), ("do", x.dout))
         }
-        return {**found, "ds": min(_power(self._largest_ds()) + 1, 254)}
+        found["ds"] = _power(self._largest_ds())
+        return {name: min(code + _HEADROOM, 254) for name, code in found.items()}
 
     def _largest_ds(self) -> float:
         """The largest magnitude of P (dP - delta) in float64."""

@@ -28,7 +28,7 @@ def product_of(use: Use) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sharing:
-    """What shares one scale.
+    """What shares one scale, or one mean that is taken off.
 
     Attributes:
         rows, columns: the block, of tokens and channels for an input, of queries and keys for pairs.
@@ -171,7 +171,20 @@ def _sharings(recipe: Recipe, use: Use, through: tuple[Use, ...]) -> tuple[Shari
             " does not take them from it"
         )
     earlier = () if source is None else _sharings(recipe, source, (*through, use))
-    return earlier if operand.same_codes_as is not None else (*earlier, *_own(operand, use))
+    if operand.same_codes_as is not None:
+        return earlier
+    return (*earlier, *_smoothed(recipe, operand), *_own(operand, use))
+
+
+def _smoothed(recipe: Recipe, operand: Operand) -> tuple[Sharing, ...]:
+    """Tokens that lose the same mean share it as they would a scale."""
+    match operand.smoothing:
+        case "none":
+            return ()
+        case "document_mean":
+            return (Sharing(rows=DOCUMENT, columns=1),)
+        case "tile_mean":
+            return (Sharing(rows=recipe.tiles.query, columns=1),)
 
 
 def _alike(one: Use, other: Use) -> bool:

@@ -247,8 +247,12 @@ def _shares(coupling: Coupling, use: Use, operand: Operand) -> str:
             text = f"{queries} by {keys}"
         elif isinstance(sharing.rows, int):
             text = _many(sharing.rows, "token")
+        elif sharing.rows == DOCUMENT:
+            text = "all tokens of the document"
         else:
             text = "all tokens of the tensor"
+        if operand.smoothing != "none" and sharing is sharings[0]:
+            text = f"a mean of {text}"
         parts.append(f"that of the {text} before" if sharing.previous else text)
     return ", then ".join(parts)
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 Words = npt.NDArray[np.uint32]
 
@@ -96,6 +97,16 @@ MODES: dict[str, Callable[..., Any]] = {
     "scan": scanned,
 }
 """Ways to run an elementwise function on JAX arrays whose size is a multiple of 80."""
+
+in_every_mode = pytest.mark.parametrize(
+    ("mode", "x64"),
+    [
+        *((mode, False) for mode in MODES),
+        ("jit", True),
+        *(pytest.param(mode, True, marks=pytest.mark.nightly) for mode in MODES if mode != "jit"),
+    ],
+)
+"""Each with 64-bit types off, and with them on; of the latter one by day."""
 
 
 def run(mode: str, x64: bool, function: Callable[..., Any], *operands: Any) -> Any:

@@ -121,18 +121,20 @@ def same_in_both(call: Callable[..., Any], *arrays: Any) -> None:
         np.testing.assert_array_equal(np.asarray(actual), expected)
 
 
+PRODUCTS = (
+    "sm100.tcgen05.mxf8f6f4",
+    "sm100.tcgen05.f16",
+    "sm100.tcgen05.mxf4nvf4",
+    "sm90.wgmma.f16.f16out",
+    "exact",
+    "float32",
+)
+
+
 @pytest.mark.usefixtures("no_rank_promotion")
 @pytest.mark.parametrize(
     "instruction",
-    [
-        "sm100.tcgen05.mxf8f6f4",
-        "sm90.wgmma.f16.f16out",
-        "exact",
-        *(
-            pytest.param(name, marks=pytest.mark.nightly)
-            for name in ("sm100.tcgen05.f16", "sm100.tcgen05.mxf4nvf4", "float32")
-        ),
-    ],
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name != PRODUCTS[0])) for name in PRODUCTS],
 )
 def test_products_promote_no_rank(instruction: str) -> None:
     for call, rows in ((fused_dot, True), (matmul_bits, False)):
@@ -143,6 +145,22 @@ def test_products_promote_no_rank(instruction: str) -> None:
         rest = in_jax(given)
         both = jax.vmap(lambda a, call=call, rest=rest: call(a=a, **rest))(np.stack([codes, codes]))
         np.testing.assert_array_equal(np.asarray(both), np.stack([expected, expected]))
+
+
+@pytest.mark.usefixtures("no_rank_promotion")
+@pytest.mark.parametrize("instruction", PRODUCTS)
+def test_products_are_traced_without_promoting_a_rank(instruction: str) -> None:
+    for call, rows in ((fused_dot, True), (matmul_bits, False)):
+        given = in_jax(arguments(instruction, rows=rows))
+        names = [name for name, x in given.items() if isinstance(x, jax.Array)]
+
+        def of_arrays(*arrays: Any, call=call, given=given, names=names) -> Any:
+            return call(**given | dict(zip(names, arrays, strict=True)))
+
+        arrays = [given[name] for name in names]
+        shape = jax.eval_shape(of_arrays, *arrays).shape
+        mapped = jax.vmap(of_arrays)
+        assert jax.eval_shape(mapped, *(jnp.stack([x, x]) for x in arrays)).shape == (2, *shape)
 
 
 def traces(call: Callable[..., Any], *arrays: Any) -> None:
@@ -188,21 +206,20 @@ def test_a_rank_that_is_promoted_is_seen() -> None:
 
 
 @pytest.mark.usefixtures("no_rank_promotion")
-def test_functions_promote_no_rank() -> None:
+@pytest.mark.parametrize("same", [traces, pytest.param(same_in_both, marks=pytest.mark.nightly)])
+def test_functions_promote_no_rank(same: Callable[..., None]) -> None:
     words, whole = X.view(np.uint32), X.astype(np.int32)
     for function, model in SPECIAL:
-        call = getattr(arithmetic, function)
-        actual = np.asarray(call(jnp.asarray(X), model))
-        np.testing.assert_array_equal(actual.view(np.uint32), call(X, model).view(np.uint32))
+        same(lambda x, f=function, m=model: getattr(arithmetic, f)(x, m), X)
     for name in ("is_nan", "is_zero", "negate", "canonical", "ceil", "floor", "to_int32"):
-        same_in_both(getattr(float32, name), words)
+        same(getattr(float32, name), words)
     for name in ("add", "subtract", "multiply", "divide", "less", "maximum"):
-        same_in_both(getattr(float32, name), words, words[::-1])
+        same(getattr(float32, name), words, words[::-1])
     for rounding in ("toward_zero", "up", "down"):
-        same_in_both(lambda x, r=rounding: float32.fma(x, x, x, rounding=r), words)
-    same_in_both(float32.shift, words, whole)
-    same_in_both(float32.from_int32, whole)
-    same_in_both(lambda x: float32.max_along(x, 1), words)
+        same(lambda x, r=rounding: float32.fma(x, x, x, rounding=r), words)
+    same(float32.shift, words, whole)
+    same(float32.from_int32, whole)
+    same(lambda x: float32.max_along(x, 1), words)
 
 
 @pytest.mark.parametrize(("function", "model"), SPECIAL)

@@ -17,7 +17,7 @@ import pytest
 
 from flamia_ref import _backend
 from flamia_ref.arithmetic import correct
-from tests.arithmetic.operands import MODES, SPECIAL, Words, differing, run
+from tests.arithmetic.operands import SPECIAL, Words, differing, in_every_mode, run
 from tests.independent import float32 as independent
 
 CONTEXT = Context(prec=60, Emin=-10_000, Emax=10_000)
@@ -223,8 +223,7 @@ def test_never_decreases() -> None:
     assert rising[0] == falling[0] == 0x3F800000
 
 
-@pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
-@pytest.mark.parametrize("mode", MODES)
+@in_every_mode
 def test_same_bits_in_every_mode(mode: str, x64: bool) -> None:
     source = np.random.default_rng(22)
     x = np.concatenate([inputs(), source.integers(0, 1 << 32, 16_000, dtype=np.uint32)])[:16_000]

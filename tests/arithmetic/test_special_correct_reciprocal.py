@@ -9,7 +9,7 @@ import pytest
 
 from flamia_ref.arithmetic import special
 from tests.arithmetic import rational
-from tests.arithmetic.operands import MODES, SPECIAL, Words, differing, run
+from tests.arithmetic.operands import SPECIAL, Words, differing, in_every_mode, run
 
 ONE, INF = 0x3F800000, 0x7F800000
 
@@ -56,8 +56,7 @@ def test_special_values() -> None:
         assert not differing(reciprocal_bits(xp.asarray(x)), expected, x)
 
 
-@pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
-@pytest.mark.parametrize("mode", MODES)
+@in_every_mode
 def test_same_bits_in_every_mode(mode: str, x64: bool) -> None:
     source = np.random.default_rng(43)
     x = np.concatenate([inputs(), source.integers(0, 1 << 32, 16_000, dtype=np.uint32)])[:16_000]

@@ -18,7 +18,7 @@ import pytest
 
 from flamia_ref import _backend
 from flamia_ref.arithmetic import correct_tanh
-from tests.arithmetic.operands import MODES, SPECIAL, Words, differing, run
+from tests.arithmetic.operands import SPECIAL, Words, differing, in_every_mode, run
 from tests.independent import float32 as independent
 
 CONTEXT = Context(prec=80, Emin=-10_000, Emax=10_000)
@@ -269,8 +269,7 @@ def test_odd_and_rising() -> None:
     assert not differing(correct_tanh.tanh_bits(x ^ np.uint32(SIGN)), result ^ np.uint32(SIGN), x)
 
 
-@pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
-@pytest.mark.parametrize("mode", MODES)
+@in_every_mode
 def test_same_bits_in_every_mode(mode: str, x64: bool) -> None:
     source = np.random.default_rng(62)
     x = np.concatenate([inputs(), source.integers(0, 1 << 32, 16_000, dtype=np.uint32)])[:16_000]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from flamia_ref import _mufu as mufu
-from tests.arithmetic.operands import MODES, SPECIAL, Words, differing
+from tests.arithmetic.operands import MODES, SPECIAL, Words, differing, in_every_mode
 from tests.independent import mufu as independent
 
 NAN, INF, NEGATIVE = 0x7FFFFFFF, 0x7F800000, 0x80000000
@@ -316,8 +316,7 @@ def test_tanh_is_near_the_function() -> None:
     assert np.abs(found / np.tanh(x.astype(np.float64)) - 1).max() < 2.0**-16
 
 
-@pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
-@pytest.mark.parametrize("mode", MODES)
+@in_every_mode
 def test_same_bits_in_every_mode(mode: str, x64: bool) -> None:
     x = np.concatenate([SPECIAL, INPUTS[: 16_000 - SPECIAL.size]])
 

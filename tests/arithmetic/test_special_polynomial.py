@@ -12,7 +12,7 @@ import pytest
 
 from flamia_ref.arithmetic import polynomial
 from tests.arithmetic import rational
-from tests.arithmetic.operands import KINDS, MODES, SPECIAL, Words, differing, run
+from tests.arithmetic.operands import KINDS, SPECIAL, Words, differing, in_every_mode, run
 
 C0, C1, C2, C3 = 0x3F800000, 0x3F31F519, 0x3E6906A4, 0x3D9DF09D
 LOWEST, SHIFTER = 0xC2FE0000, 0x4B400000  # -127, 1.5 2^23
@@ -67,8 +67,7 @@ def test_against_rationals() -> None:
         assert not differing(polynomial.exp2_bits(xp.asarray(x)), expected, x)
 
 
-@pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
-@pytest.mark.parametrize("mode", MODES)
+@in_every_mode
 def test_same_bits_in_every_mode(mode: str, x64: bool) -> None:
     source = np.random.default_rng(31)
     x = np.concatenate([inputs(), source.integers(0, 1 << 32, 16_000, dtype=np.uint32)])[:16_000]

@@ -69,11 +69,25 @@ DISTRIBUTIONS = {
     "edges": edges,
 }
 FULL = ("bell", "wide", "specials")  # of those, without a mask
+DAILY = {
+    ("bell", True),
+    ("wide", False),
+    ("any bits", True),
+    ("specials", True),
+    ("tiny", True),
+    ("edges", True),
+}
 
 
 @pytest.mark.parametrize(
     ("distribution", "causal"),
-    [*((name, True) for name in DISTRIBUTIONS), *((name, False) for name in FULL)],
+    [
+        pytest.param(name, causal, marks=[pytest.mark.nightly] * ((name, causal) not in DAILY))
+        for name, causal in (
+            *((name, True) for name in DISTRIBUTIONS),
+            *((name, False) for name in FULL),
+        )
+    ],
     ids=lambda x: {True: "causal", False: "full"}.get(x, x),
 )
 @pytest.mark.parametrize("recipe", NAMES)

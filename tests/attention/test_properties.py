@@ -24,6 +24,9 @@ LEGAL = (
 
 every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 
+DAILY = ("bf16-fa4", "cudnn-mxfp8", "flamia-mxfp8", "flamia-nvfp4-fp8-ue4m3")
+"""Of each kind of operands one, where a test takes seconds."""
+
 
 def alone(arrays, cu_seqlens, index: int, recipe: str, **options):
     start, stop = cu_seqlens[index : index + 2]
@@ -39,7 +42,10 @@ def test_packed_equals_each_document_alone(recipe: str) -> None:
         assert_all_same(of_document(packed, index, cu_seqlens), one)
 
 
-@every_recipe
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name not in DAILY)) for name in RECIPES],
+)
 def test_documents_of_every_length_around_a_block_and_a_tile(recipe: str) -> None:
     lengths = [0, 1, 31, 32, 33, 64, 65, 127, 128, 129, 257]
     *arrays, cu_seqlens = with_dout(bell, 1, lengths, 1, 1, 8)

@@ -94,11 +94,23 @@ def _broken(change) -> str:
             "unknown part with evidence 'softmx'",
         ),
         (lambda r: r["steps"]["s"].update(evidence="sure"), "recipe.steps['s'].evidence is 'sure'"),
-        (lambda r: r.update(schema=2), "recipe has schema 2 and this version reads schema 1; read"),
-        (lambda r: r.update(schema="1"), "recipe has schema '1' and this version reads schema 1"),
-        (lambda r: r.update(schema=True), "recipe has schema True and this version reads schema 1"),
-        (lambda r: r.update(schema=None), "recipe has schema None and this version reads schema 1"),
-        (lambda r: r.update(schema=2, sofmax=1), "recipe has schema 2 and this version reads sch"),
+        (
+            lambda r: r.update(schema=3),
+            "recipe has schema 3 and this version reads schema 1 and 2; read",
+        ),
+        (
+            lambda r: r.update(schema="1"),
+            "recipe has schema '1' and this version reads schema 1 and 2",
+        ),
+        (
+            lambda r: r.update(schema=True),
+            "recipe has schema True and this version reads schema 1 and 2",
+        ),
+        (
+            lambda r: r.update(schema=None),
+            "recipe has schema None and this version reads schema 1 and 2",
+        ),
+        (lambda r: r.update(schema=3, sofmax=1), "recipe has schema 3 and this version reads sch"),
         (lambda r: r.pop("tiles"), "recipe has no tiles"),
         (lambda r: (r.pop("input"), r.pop("schedules")), "recipe has no input, schedules"),
         (lambda r: r["tiles"].pop("splits"), "recipe.tiles has no splits"),
@@ -193,9 +205,19 @@ def test_a_knob_cannot_be_set_to_what_it_does_not_know(part: str, change, messag
         ("cudnn-mxfp8", "gradient.p_offset", 9, "lets dV's P reach 2^9 by gradient.p_offset"),
         ("flamia-mxfp8-unguarded", "gradient.normalisation", "fold_into_dout", None),
         ("o", "left.static_scale", 255, "static_scale is 255; allowed: 0 to 254"),
-        ("o", "left.scope", "previous_block", "e4m3 has scope 'previous_block'; allowed: static"),
+        (
+            "o",
+            "left.scope",
+            "previous_block",
+            "e4m3 has scope 'previous_block'; allowed: head, static, unit",
+        ),
         ("o", "left.static_scale", None, "static_scale is None with scope 'static'; give an e8m0"),
-        ("o", "right.scope", "unit", "has scope 'unit'; allowed: block, token or previous_block"),
+        (
+            "o",
+            "right.scope",
+            "unit",
+            "has scope 'unit'; allowed: block, token, previous_block, largest_score",
+        ),
         (
             "o",
             "right.promoted_from",
@@ -332,13 +354,63 @@ def test_which_entry_of_a_block_is_wrong(block, message: str) -> None:
 
 def test_the_schema_is_written_and_read() -> None:
     plain = json.loads(FOLDED.to_json())
-    assert plain["schema"] == RECIPE_SCHEMA == 1
+    assert plain["schema"] == RECIPE_SCHEMA == 2
     # Without one it is of a version that wrote none: what came later has its default.
     del plain["schema"], plain["softmax"]["tanh"], plain["schedules"]
     assert Recipe.from_json(plain) == dataclasses.replace(FOLDED, schedules=())
     del plain["softmax"]["exp2"]
     with pytest.raises(ValueError, match=r"recipe\.softmax has no exp2"):
         Recipe.from_json(plain)
+
+
+def test_a_recipe_of_the_first_schema_is_read() -> None:
+    plain = json.loads(FOLDED.to_json())
+    plain["schema"] = 1
+    with_all = json.dumps(plain)
+    assert Recipe.from_json(with_all) == FOLDED
+    # What came with the second schema has its default; what was there before must be there.
+    for later in _later(FOLDED):
+        part = plain
+        for name in later[:-1]:
+            part = part[name]
+        del part[later[-1]]
+    assert Recipe.from_json(plain) == FOLDED
+    del plain["softmax"]["tanh"]
+    with pytest.raises(ValueError, match=r"recipe\.softmax has no tanh"):
+        Recipe.from_json(plain)
+
+
+FIRST = {
+    "": "name s o dp dv dq dk softmax gradient steps tiles guard_operands input output schedules",
+    "softmax": (
+        "exp2 log2 reciprocal tanh emulated score score_factor base exp2_argument mask_value rescale_threshold"
+        " p_offset row_sum row_sum_of normalisation lse combine"
+    ),
+    "gradient": (
+        "softmax_scale score_factor normalisation delta delta_source p_for_dv p_offset masked_ds heads heads_order"
+    ),
+    "tiles": "query key masked splits",
+    "product": "left right instruction guard_instruction tile_order k_order accumulation",
+    "operand": (
+        "format block scope static_scale same_codes_as promoted_from scale_folded_into guard"
+    ),
+}
+"""The fields of a recipe of schema 1, as the version before the second wrote them."""
+
+
+def _later(recipe: Recipe) -> list[tuple[str, ...]]:
+    """The paths of fields that were not there in the first schema."""
+    plain, found = json.loads(recipe.to_json()), []
+    for part in ("softmax", "gradient", "tiles"):
+        found += [(part, name) for name in set(plain[part]) - set(FIRST[part].split())]
+    for product in ("s", "o", "dp", "dv", "dq", "dk"):
+        names = set(plain[product]) - set(FIRST["product"].split())
+        found += [(product, name) for name in names]
+        for side in ("left", "right"):
+            names = set(plain[product][side]) - set(FIRST["operand"].split())
+            found += [(product, side, name) for name in names]
+    assert set(plain) - {"schema"} == set(FIRST[""].split())
+    return found
 
 
 def test_texts_that_are_no_str() -> None:

@@ -165,13 +165,14 @@ def test_make_then_check(run: Run, tmp_path: Path) -> None:
 
 def test_packs_of_several_recipes(run: Run, tmp_path: Path) -> None:
     pack = tmp_path / "pack"
-    arguments = [word for name in RECIPES for word in ("--recipe", name)]
+    recipes = ("bf16-fa4", "cudnn-mxfp8", "flamia-nvfp4-fp8-ue4m3")
+    arguments = [word for name in recipes for word in ("--recipe", name)]
     code, output, _ = run("golden", "make", pack, "--suite", "tiny", *arguments)
     assert code == 0
-    assert all(f"{name} ({recipe.label})" in output for name, recipe in RECIPES.items())
+    assert all(f"{name} ({RECIPES[name].label})" in output for name in recipes)
     code, output, _ = run("golden", "check", pack, "--kernel", KERNEL)
     assert code == 0
-    assert output.endswith(f"PASS: {2 * len(RECIPES)} cases: {2 * len(RECIPES)} pass\n")
+    assert output.endswith("PASS: 6 cases: 6 pass\n")
     code, output, _ = run("golden", "show", pack, "tiny.cudnn-mxfp8")
     assert code == 0
     (line,) = (line for line in output.splitlines() if "do.dv.scales.tiled_transposed.2 " in line)

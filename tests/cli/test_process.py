@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,23 @@ def run(here: Path, *arguments: Any, **options: Any) -> tuple[int, str, str]:
     process = start(here, *arguments, **options)
     output, errors = process.communicate(timeout=120)
     return process.returncode, output, errors
+
+
+Inside = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def inside(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Inside:
+    """`run` in this process, for what needs none of its own, without the seconds of a start."""
+    monkeypatch.chdir(here)
+
+    def inside(*arguments: Any) -> tuple[int, str, str]:
+        code = cli.main([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return inside
 
 
 def refused(result: tuple[int, str, str], message: str) -> None:
@@ -190,7 +208,7 @@ def test_closed_streams(here: Path, made: Path, closed: str) -> None:
         assert ("1" not in closed.split()) or done.stdout == ""
 
 
-def test_names_that_the_terminal_cannot_show(here: Path, made: Path) -> None:
+def test_names_that_the_terminal_cannot_show(here: Path, made: Path, inside: Inside) -> None:
     (here / "pack\u00fc\udcff").symlink_to(made)
     for encoding in ("ascii", "utf-8"):
         code, output, errors = run(
@@ -198,7 +216,7 @@ def test_names_that_the_terminal_cannot_show(here: Path, made: Path) -> None:
         )
         assert (code, errors) == (0, "")
         assert "udcff: suite tiny" in output
-    refused(run(here, "golden", "show", "no\x1b[2J\nsuch"), r"no\x1b[2J such")
+    refused(inside("golden", "show", "no\x1b[2J\nsuch"), r"no\x1b[2J such")
     refused(run(here, "golden", "show", made, "x", "y", "\x1b[2J"), r"arguments: \x1b[2J")
 
 
@@ -256,19 +274,19 @@ def test_a_damaged_case_is_found_before_the_kernel_runs(here: Path, made: Path) 
     assert not (here / "called").exists()
 
 
-def test_recipe_files(here: Path) -> None:
+def test_recipe_files(here: Path, inside: Inside) -> None:
     text = RECIPES[RECIPE].to_json()
     file = here / "recipe.json"
     arguments = ("golden", "make", "pack", "--recipe", "recipe.json")
     file.write_text(text.replace('"query": 128', '"query": 64').replace('"key": 128', '"key": 64'))
-    refused(run(here, *arguments), "differs from the registered one of that name; rename it")
+    refused(inside(*arguments), "differs from the registered one of that name; rename it")
     file.write_text(text.replace('"query": 128', '"query": 64, "query": 128'))
-    refused(run(here, *arguments), "recipe file recipe.json: 'query' comes twice in one object")
+    refused(inside(*arguments), "recipe file recipe.json: 'query' comes twice in one object")
     file.write_text(text.replace('"flamia-mxfp8-folded"', '"mine", "name": "flamia-mxfp8-folded"'))
-    refused(run(here, *arguments), "recipe file recipe.json: 'name' comes twice in one object")
+    refused(inside(*arguments), "recipe file recipe.json: 'name' comes twice in one object")
     assert not (here / "pack").exists()
     refused(
-        run(here, "golden", "make", "pack", "--recipe", "flamia"),
+        inside("golden", "make", "pack", "--recipe", "flamia"),
         "did you mean 'flamia-mxfp8' or 'flamia-mxfp8-folded' or 'flamia-mxfp8-unguarded'?",
     )
 
@@ -300,11 +318,13 @@ def test_force_replaces_packs_that_cannot_be_read(here: Path, made: Path) -> Non
         '{"schema": "other", "cases": []}',
     ],
 )
-def test_force_spares_what_may_be_no_pack(here: Path, made: Path, text: str) -> None:
+def test_force_spares_what_may_be_no_pack(
+    here: Path, made: Path, inside: Inside, text: str
+) -> None:
     pack = here / "pack"
     subprocess.run(["cp", "-r", made, pack], check=True)
     (pack / "manifest.json").write_text(text)
     for force in ([], ["--force"]):
-        result = run(here, "golden", "make", "pack", *force)
+        result = inside("golden", "make", "pack", *force)
         refused(result, "does not say what belongs to a pack; delete the folder")
     assert (pack / f"{FIRST}.safetensors").exists()

@@ -24,11 +24,13 @@ import numpy.typing as npt
 from tests.independent.attn_qat import AttnQat
 from tests.independent.blocked import Guarded, Unguarded
 from tests.independent.cudnn import CudnnBfloat16, CudnnScaled
+from tests.independent.cudnn_reference import Reference
 from tests.independent.flash_attention import FlashAttention
 from tests.independent.folded import Folded
 from tests.independent.gradients import group_gradients
 from tests.independent.heads import Head
 from tests.independent.passes import Array, Passes, Stages, bits16
+from tests.independent.sage import Sage
 
 Bits = npt.NDArray[np.integer[Any]]
 
@@ -39,8 +41,12 @@ RECIPES: dict[str, Callable[[Head], Passes]] = {
     "bf16-fa4": FlashAttention,
     "cudnn-mxfp8": CudnnScaled,
     "cudnn-mxfp8-pv-bf16": CudnnBfloat16,
+    "cudnn-mxfp8-reference": Reference,
     "attn-qat-nvfp4": AttnQat,
 }
+
+# Recipes without a backward: ``run`` takes no dout with them.
+FORWARD_ONLY: dict[str, Callable[[Head], Passes]] = {"sage3-nvfp4": Sage}
 
 # Stages [heads, tokens]; those of operands are [tokens, heads, ...], all others a list of pairs.
 ROW_STAGES = ("lse", "row_max", "row_sum", "delta")
@@ -106,8 +112,11 @@ def run(
 
     Raises ValueError for a name, shapes or bounds that do not fit.
     """
-    if recipe_name not in RECIPES:
-        raise ValueError(f"recipe {recipe_name!r}: pass one of {', '.join(RECIPES)}")
+    recipes = RECIPES | FORWARD_ONLY
+    if recipe_name not in recipes:
+        raise ValueError(f"recipe {recipe_name!r}: pass one of {', '.join(recipes)}")
+    if dout_bits is not None and recipe_name in FORWARD_ONLY:
+        raise ValueError(f"recipe {recipe_name!r} has no backward: pass no dout")
     tokens, heads, head_dim = q_bits.shape
     kv_heads = k_bits.shape[1]
     bounds = [int(bound) for bound in cu_seqlens]
@@ -133,7 +142,7 @@ def run(
         for kv_head in range(kv_heads):
             group = range(kv_head * (heads // kv_heads), (kv_head + 1) * (heads // kv_heads))
             passes = [
-                RECIPES[recipe_name](
+                recipes[recipe_name](
                     Head(
                         q=q_bits[part, head].tolist(),
                         k=k_bits[part, kv_head].tolist(),

@@ -14,6 +14,7 @@ import numpy as np
 from tests.independent.samples import Array, bell, constant
 
 FA4, CUDNN, CUDNN_BF16 = "bf16-fa4", "cudnn-mxfp8", "cudnn-mxfp8-pv-bf16"
+REFERENCE = "cudnn-mxfp8-reference"
 FLAMIA, FOLDED, UNGUARDED = "flamia-mxfp8", "flamia-mxfp8-folded", "flamia-mxfp8-unguarded"
 ONE = 0x3F80
 CANCELLING = (0x4E80, 0xCE80, ONE)  # bfloat16 2**30, -2**30, 1
@@ -653,7 +654,80 @@ def special_values() -> Iterator[Case]:
             yield Case(name=f"{kind} {recipe}", recipe=recipe, head_dim=40, seed=29, kind=kind)
 
 
-MAKERS = (masks, softmaxes, orders, cancellations, gradients, scopes, pairs, special_values)
+def natural() -> Iterator[Case]:
+    """The knobs of a base in natural units, and those that came with it on other recipes."""
+    refused = {"softmax.p_overflow": "refused", "softmax.rescale_threshold": 2}
+    named: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("as it is", {}, {}),
+        ("threshold in log2", {"softmax.threshold_unit": "log2"}, {}),
+        ("threshold 0", {"softmax.rescale_threshold": 0}, {}),
+        ("saturated", {"softmax.p_overflow": "saturated"}, {}),
+        ("refused", refused, {}),
+        ("NaN kept", {"softmax.nan_p": "kept"}, {"kind": "specials", "seed": 4}),
+        ("specials", {}, {"kind": "specials", "seed": 5}),
+        ("wide", {}, {"kind": "wide"}),
+        ("row sum of codes", {"softmax.row_sum_of": "codes"}, {}),
+        ("row sum in two lanes", {"softmax.row_sum": "two_lanes"}, {}),
+        ("row sum in eight lanes", {"softmax.row_sum": "eight_lanes"}, {"sink": (0.5,)}),
+        ("quotient", {"softmax.normalisation": "quotient"}, {}),
+        ("division", {"softmax.normalisation": "division"}, {}),
+        ("chained", {"o.accumulation": "chained"}, {}),
+        ("backward from lse", {"gradient.normalisation": "lse"}, {"sink": (0.5,)}),
+        ("scale in dS", {"gradient.softmax_scale": "in_ds"}, {}),
+        ("scale in the epilogue", {"gradient.softmax_scale": "epilogue"}, {}),
+        ("delta of pairs", {"gradient.delta_source": "p_dp"}, {}),
+        ("sink", {}, {"sink": (0.7, -1.0), "heads": 2}),
+        ("sink of minus infinity", {}, {"sink": (float("-inf"),)}),
+        ("softcap", {}, {"options": {"softcap": 1.5}, "sink": (0.7,)}),
+        ("window", {}, {"options": {"window": (6, 2), "causal": False}}),
+        ("descending", {"o.tile_order": "descending"}, {}),
+        ("skipped", {"tiles.masked": "skipped"}, {}),
+        ("splits", {"tiles.splits": 2}, {"sink": (0.5,)}),
+        ("splits, late", {"tiles.splits": 2, "softmax.combine": "divide_last"}, {"sink": (0.5,)}),
+    ]
+    for name, changes, fields in named:
+        yield Case(
+            name=f"{REFERENCE} natural: {name}",
+            recipe=REFERENCE,
+            changes=changes,
+            **{"queries": (38,), "keys": (35,), "seed": 13, "nightly": False, **fields},
+        )
+    products = {f"{one}.instruction": "float32" for one in ("s", "o", "dp", "dv", "dq", "dk")}
+    for recipe, changes in (
+        (FOLDED, {"softmax.nan_p": "zero"}),
+        (CUDNN, {"softmax.p_overflow": "saturated", "softmax.rescale_threshold": 7}),
+        (CUDNN, {"softmax.p_overflow": "zero", "softmax.rescale_threshold": 7}),
+        (CUDNN, {"softmax.p_scaling": "static_scale", "softmax.p_offset": 0}),
+        (CUDNN, {"softmax.row_sum": "by_tiles", "softmax.normalisation": "clamped_quotient"}),
+        (CUDNN, {"gradient.softmax_scale": "times_ds"}),
+        (CUDNN, {"gradient.delta": "products_ascending"}),
+        (CUDNN, products),
+        (FOLDED, products),
+    ):
+        own = {"o.left.static_scale": 123} if "softmax.p_scaling" in changes else {}
+        text = " ".join(f"{path}={value}" for path, value in changes.items())
+        yield Case(
+            name=f"{recipe} natural: {'float32' if changes is products else text}",
+            recipe=recipe,
+            changes={**changes, **own},
+            queries=(38,),
+            keys=(35,),
+            seed=13,
+            kind="specials" if "softmax.nan_p" in changes else "bell",
+        )
+
+
+MAKERS = (
+    masks,
+    softmaxes,
+    orders,
+    cancellations,
+    gradients,
+    scopes,
+    pairs,
+    special_values,
+    natural,
+)
 ALL = [case for make in MAKERS for case in make()]
 
 

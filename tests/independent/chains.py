@@ -13,7 +13,7 @@ from tests.independent.machine import Rules
 from tests.independent.masks import BLOCK, Mask
 from tests.independent.matrices import Integers, Side
 from tests.independent.operands import Matrix, narrow
-from tests.independent.quantized import Quantized
+from tests.independent.quantized import UNIT_SCALE, Quantized, scaled_value
 from tests.independent.tensor_cores import INSTRUCTIONS
 
 
@@ -48,10 +48,7 @@ def over_channels(
 ) -> Matrix:
     """S or dP of all pairs; ``halves`` are the bfloat16 operands [token, channel] of guarded blocks."""
     start = matrices.zeros(len(left.codes), len(right.codes))
-    descending = product["k_order"] == "descending"
-    result = matrices.contract(
-        left.row_side(), right.row_side(), start, _rules(product), descending=descending
-    )
+    result = over_tokens(product, left.row_side(), right.row_side(), start)
     if is_guarded(product):
         a, b = (_half(x) for x in halves)
         guarded = matrices.contract(a, b, start, _guard_rules(product))
@@ -67,8 +64,37 @@ def over_channels(
 
 def over_tokens(product: Mapping[str, Any], left: Side, right: Side, start: Integers) -> Integers:
     """Accumulators plus the products over the tokens of a tile."""
+    if product["instruction"] == "float32":
+        return _multiply_adds(left, right, start)
     descending = product["k_order"] == "descending"
     return matrices.contract(left, right, start, _rules(product), descending=descending)
+
+
+def _multiply_adds(left: Side, right: Side, start: Integers) -> Integers:
+    """Fused multiply-adds of the sides' values in float32, ascending."""
+    a, b = (_values(side) for side in (left, right))
+    result = [[int(x) for x in row] for row in start.tolist()]
+    for i, row in enumerate(a):
+        for j, line in enumerate(b):
+            total = result[i][j]
+            for x, y in zip(row, line, strict=True):
+                total = float32.fused_multiply_add(x, y, total)
+            result[i][j] = total
+    return matrices.integers(result, start.shape[1])
+
+
+def _values(side: Side) -> Matrix:
+    """float32 bits of a side's codes times its scales, rounded once."""
+    scales = None if side.scales is None else side.scales.tolist()
+    return [
+        [
+            scaled_value(
+                code, side.element, UNIT_SCALE if scales is None else scales[i][k // side.block]
+            )
+            for k, code in enumerate(row)
+        ]
+        for i, row in enumerate(side.codes.tolist())
+    ]
 
 
 def add_guarded(

@@ -28,6 +28,9 @@ def finish(row: Online, accumulator: Sequence[int], *, sink: int | None, is_dead
     if row.softmax["base"] == "scaled_max":
         return _finish_scaled(row, accumulator, sink, is_dead)
     m, total = row.m, row.sum.total
+    if row.softmax["base"] == "natural_max":
+        o = [0] * len(accumulator) if is_dead else normalised(row, accumulator, total)
+        return End(o=o, lse=natural_lse(row, m, total), m=m, l=total)
     is_integer = row.softmax["base"] == "integer_max"
     nothing = [0] * len(accumulator)
     if sink is not None and not sinks.is_absent(sink):
@@ -64,6 +67,9 @@ def normalised(row: Online, accumulator: Sequence[int], total: int) -> list[int]
     reciprocal = FUNCTIONS["reciprocal", row.softmax["reciprocal"]]
     if kind == "quotient":
         return [float32.divide(x, total) for x in accumulator]
+    if kind == "clamped_quotient":
+        divisor = float32.ONE if float32.exceeds(float32.ONE, total) else total
+        return [float32.divide(x, divisor) for x in accumulator]
     if kind == "division":
         inverse = float32.divide(float32.ONE, float32.maxnum(total, SMALLEST_SUM))
     elif kind == "zero_safe_reciprocal":
@@ -78,6 +84,8 @@ def normalised(row: Online, accumulator: Sequence[int], total: int) -> list[int]
 
 def natural_lse(row: Online, m: int, total: int) -> int:
     """lse in one of its forms."""
+    if row.softmax["lse"] == "natural_sum":
+        return float32.add(m, FUNCTIONS["log", row.softmax["log2"]](total))
     log2 = FUNCTIONS["log2", row.softmax["log2"]](total)
     units = whole(row.units)
     form = row.softmax["lse"]

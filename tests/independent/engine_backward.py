@@ -54,6 +54,7 @@ class HeadBackward:
         self.c = head.scores.factor(self.gradient["score_factor"])
         self.scale = factors.rounded(head.scores.softmax_scale)
         self.is_scaled_in_ds = self.gradient["softmax_scale"] == "in_ds"
+        self.is_natural = self.softmax["base"] == "natural_max"
         dead = dead_rows(out, lse)
         self.rows = [
             self._row(x, is_dead=dead[i] or head.mask.is_dead(i)) for i, x in enumerate(lse)
@@ -62,6 +63,9 @@ class HeadBackward:
         self.width = head.v.shape[1]
         self.dout = [self._weighted(row, i) for i, row in enumerate(widen(head.dout.tolist()))]
         self.do_copies: Copies = copies.copies("do", self.dout, self.width, head.recipe)
+        self.totals: list[int | None] = [None] * head.mask.queries
+        if self.gradient["normalisation"] == "row_softmax":
+            self._make_row_softmaxes()
         self.p = [[self._p(i, j) for j in range(head.mask.keys)] for i in range(head.mask.queries)]
         self.dp = self._dp()
         self.delta = [self._delta(i) for i in range(head.mask.queries)]
@@ -74,6 +78,8 @@ class HeadBackward:
 
     def _row(self, lse: int, *, is_dead: bool) -> Row:
         r = float32.multiply(lse, factors.LOG2_E_FLOAT32)
+        if self.is_natural:
+            return Row(base=lse, factor=float32.ONE, is_dead=is_dead, is_lost=False)
         if not self.is_folded:
             if lse == float32.MINUS_INFINITY and self.softmax["base"] == "raw_max":
                 r = 0
@@ -95,10 +101,45 @@ class HeadBackward:
     def _alive(self, query: int, key: int) -> bool:
         return self.head.mask.sees(query, key) and not self.rows[query].is_dead
 
+    def _make_row_softmaxes(self) -> None:
+        """The maximum and the sum of every row, over all its key tiles; a sink counts first."""
+        size, sink = self.head.tiling.key_size, self.head.sink
+        for query, row in enumerate(self.rows):
+            keys = [j for j in range(self.head.mask.keys) if self._alive(query, j)]
+            scores = [self.head.score[query][j] for j in keys] + ([] if sink is None else [sink])
+            largest = float32.MINUS_INFINITY
+            for x in scores:
+                largest = float32.maxnum(largest, x)
+            if any(float32.is_nan(x) for x in scores):
+                largest = float32.NAN
+            self.rows[query] = replace(row, base=largest)
+            total = RowSum(self.softmax["row_sum"])
+            if sink is not None:
+                total.begin_with(self._natural(sink, largest, None))
+            for tile in self.head.tiling.key_tiles:
+                terms = [
+                    self._natural(self.head.score[query][j], largest, None) if j in keys else 0
+                    for j in tile
+                ]
+                total.add(terms + [0] * (size - len(terms)), Factor(float32.ONE))
+            self.totals[query] = total.total
+
+    def _natural(self, score: int, base: int, total: int | None) -> int:
+        """e**(S' - base), over a total where there is one."""
+        p: int = FUNCTIONS["exp", self.softmax["exp2"]](float32.subtract(score, base))
+        return p if total is None else float32.divide(p, total)
+
     def _p(self, query: int, key: int) -> int:
         """The recomputed P of a pair."""
         if not self._alive(query, key):
             return 0
+        p = self._recomputed(query, key)
+        return 0 if self.softmax["nan_p"] == "zero" and float32.is_nan(p) else p
+
+    def _recomputed(self, query: int, key: int) -> int:
+        if self.is_natural:
+            base, total = self.rows[query].base, self.totals[query]
+            return self._natural(self.head.score[query][key], base, total)
         score, base = self.head.score[query][key], self.rows[query].base
         form = self.softmax["exp2_argument"]
         if not (self.is_folded and form == "split"):
@@ -169,9 +210,12 @@ class HeadBackward:
         else:
             difference = float32.subtract(dp, delta)
         ds = float32.multiply(self.p[query][key], difference)
-        if self.head.scores.softcap is None:
-            return ds
-        return float32.multiply(ds, self.head.scores.gradient_factor(self.head.s[query][key]))
+        if self.head.scores.softcap is not None:
+            factor = self.head.scores.gradient_factor(self.head.s[query][key])
+            ds = float32.multiply(ds, factor)
+        if self.gradient["softmax_scale"] == "times_ds":
+            ds = float32.multiply(ds, self.scale)
+        return ds
 
     def _p_of_dv(self) -> Matrix:
         if self.gradient["p_for_dv"] == "recomputed":
@@ -303,7 +347,9 @@ class HeadBackward:
         if row.is_dead or sink is None:
             return 0
         p = 0
-        if sink != float32.MINUS_INFINITY:
+        if self.is_natural and sink != float32.MINUS_INFINITY:
+            p = self._natural(sink, row.base, self.totals[query])
+        elif sink != float32.MINUS_INFINITY:
             u, n, e = sinks.split(sink, self.softmax["exp2"])
             if self.is_folded and self.softmax["exp2_argument"] == "split":
                 p = shift_by_difference(n, row.base)(e)
@@ -374,6 +420,6 @@ def gradients(group: Sequence[HeadBackward]) -> Gradients:
 
 
 def _scaled(accumulators: Matrix, one: HeadBackward) -> Matrix:
-    if one.is_scaled_in_ds:
+    if one.gradient["softmax_scale"] != "epilogue":
         return narrow(accumulators)
     return narrow([[float32.multiply(x, one.scale) for x in row] for row in accumulators])

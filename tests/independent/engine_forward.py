@@ -21,7 +21,7 @@ from tests.independent import chains, copies, endings, float32, fp4, matrices
 from tests.independent.copies import Copies
 from tests.independent.masks import Mask, Tiling, ordered, runs
 from tests.independent.matrices import Integers
-from tests.independent.online import BASES, Online
+from tests.independent.online import BASES, Online, whole
 from tests.independent.operands import Matrix, narrow
 from tests.independent.quantized import UNIT_SCALE, Quantized
 from tests.independent.scores import Scores
@@ -142,6 +142,10 @@ def forward(head: Head) -> Forward:
         parts = []
         for number, tiles in enumerate(runs(tiling.worked_on(queries), splits)):
             rows: list[Online] = [BASES[softmax["base"]](softmax, c) for _ in queries]
+            has_sink = splits == 1 or (number == 0 and softmax["combine"] != "divide_last")
+            if has_sink and head.sink is not None:
+                for row in rows:
+                    row.begin_with(head.sink)
             # O of P in bfloat16 stands beside O, since rows end alike.
             accumulator = matrices.zeros(len(queries), width * (2 if is_high else 1))
             for tile in ordered(tiles, recipe["o"]["tile_order"], causal=mask.is_local):
@@ -149,7 +153,6 @@ def forward(head: Head) -> Forward:
                 accumulator = _add_tile(head, rows, queries, keys, accumulator, pairs)
                 for i, row in zip(queries, rows, strict=True):
                     bases[i][tile], bases_in_log2[i][tile] = row.saved_base, row.base_in_log2
-            has_sink = splits == 1 or (number == 0 and softmax["combine"] != "divide_last")
             lines = zip(queries, rows, accumulator.tolist(), strict=True)
             parts.append([_finished(head, tiles, *line, has_sink=has_sink) for line in lines])
         for row_parts in zip(*parts, strict=True):
@@ -224,7 +227,12 @@ def _add_tile(
         ]
         for line, cut in zip(p, guarded, strict=True)
     ]
-    codes = copies.pair_operand(weights, size, product["left"], is_p=True)
+    softmax = head.recipe["softmax"]
+    divided = softmax["p_scaling"] == "static_scale"
+    if softmax["p_overflow"] == "zero":
+        lift = UNIT_SCALE - product["left"]["static_scale"] if divided else 0
+        weights = [[_in_range(x, lift) for x in line] for line in weights]
+    codes = copies.pair_operand(weights, size, product["left"], is_p=not divided)
     z = [
         [
             float32.from_bfloat16(float32.to_bfloat16(x))
@@ -257,6 +265,11 @@ def _add_tile(
     half = head.half(head.v, v_copy)
     result = chains.add_guarded(product, p, half, result, (queries, keys), head.mask)
     return chains.add(accumulator, result) if is_partial else result
+
+
+def _in_range(p: int, lift: int) -> int:
+    """P, 0 where P times 2**lift would round beyond 448."""
+    return 0 if float32.exceeds(float32.shift(p, lift), whole(464)) else p
 
 
 def _places(keys: range, size: int) -> range:

@@ -40,7 +40,9 @@ def group_gradients(
             dk = _elementwise(float32.add, dk, result.dk) if heads else result.dk
             dv = _elementwise(float32.add, dv, result.dv) if heads else result.dv
         heads.append(result)
-    scale = factors.rounded(head.softmax_scale)
+    # A recipe that has softmax_scale in dS has it nowhere else.
+    in_ds = getattr(passes[0], "scale_in_ds", False)
+    scale = float32.ONE if in_ds else factors.rounded(head.softmax_scale)
     return Group(
         heads=heads,
         dq=[_scaled(result.dq, scale) for result in heads],

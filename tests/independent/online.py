@@ -3,6 +3,7 @@
 A column of a tile is the float32 bits of its score S', or None where it is selected out.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from fractions import Fraction
@@ -75,10 +76,16 @@ class Online(ABC):
 
     def powers(self, columns: Columns) -> list[int]:
         """P of the columns of a tile, relative to the base."""
-        return [
+        found = [
             0 if score is None else self._power(score, self._exp2(column))
             for column, score in enumerate(columns)
         ]
+        if self.softmax["nan_p"] == "kept":
+            return found
+        return [0 if float32.is_nan(x) else x for x in found]
+
+    def begin_with(self, sink: int) -> None:
+        """Take a sink in before the first tile, in a base that does."""
 
     def _power(self, score: int, exp2: Any) -> int:
         return int(exp2(argument(score, self.c, self.offset(), self.form)))
@@ -201,7 +208,46 @@ class ScaledBase(Online):
         return float32.negate(float32.subtract(self.m, whole(self.units)))
 
 
+class NaturalBase(Online):
+    """NVIDIA's reference: m is the largest S' in natural units, kept while the new one is near."""
+
+    def begin_with(self, sink: int) -> None:
+        """It is the base, and 1 the row sum."""
+        self.m = sink
+        self.sum.begin_with(float32.ONE)
+
+    @property
+    def _limit(self) -> int:
+        """The threshold in natural units."""
+        if self.softmax["threshold_unit"] == "natural":
+            return whole(self.threshold)
+        return float32.nearest(Fraction(self.threshold * math.log(2)))
+
+    def move(self, columns: Columns) -> Rescaling:
+        """A NaN wins."""
+        scores = [x for x in columns if x is not None]
+        largest = reduce(float32.maxnum, scores, float32.MINUS_INFINITY)
+        if any(float32.is_nan(x) for x in scores):
+            largest = float32.NAN
+        old = self.m
+        is_first = old == float32.MINUS_INFINITY
+        if is_first or float32.exceeds(float32.subtract(largest, old), self._limit):
+            self.m = largest
+        distance = float32.subtract(old, self.m)
+        if old == self.m or float32.is_nan(distance):
+            return Factor(float32.ONE)
+        return Factor(FUNCTIONS["exp", self.softmax["exp2"]](distance))
+
+    def offset(self) -> int:
+        """Nothing is added in log2 units."""
+        raise NotImplementedError
+
+    def _power(self, score: int, exp2: Any) -> int:
+        return FUNCTIONS["exp", self.softmax["exp2"]](float32.subtract(score, self.m))
+
+
 BASES: dict[str, type[Online]] = {
+    "natural_max": NaturalBase,
     "integer_max": IntegerBase,
     "raw_max": RawBase,
     "scaled_max": ScaledBase,

@@ -55,8 +55,9 @@ class RowSum:
     """A sum over the columns of key tiles in one of the orders of a recipe; float32 bits."""
 
     def __init__(self, order: str) -> None:
-        """``order`` is "eight_lanes", "two_lanes", "ascending" or "bfloat16_butterfly"."""
-        if order not in ("eight_lanes", "two_lanes", "ascending", "bfloat16_butterfly"):
+        """``order`` is "eight_lanes", "two_lanes", "ascending", "by_tiles" or "bfloat16_butterfly"."""
+        orders = ("eight_lanes", "two_lanes", "ascending", "by_tiles", "bfloat16_butterfly")
+        if order not in orders:
             raise ValueError(f"row sum {order!r}: none is known by that name")
         self.order = order
         self._lanes = [0, 0] if order == "two_lanes" else [0]
@@ -76,9 +77,16 @@ class RowSum:
         if self.order == "eight_lanes":
             self._lanes = [sums.eight_lanes(start, terms)]
             return
+        if self.order == "by_tiles":
+            self._lanes = [float32.add(start, ascending(terms))]
+            return
         for x in terms:
             start = float32.add(start, x)
         self._lanes = [start]
+
+    def begin_with(self, x: int) -> None:
+        """Start from a number instead of +0."""
+        self._lanes[0] = x
 
     @property
     def total(self) -> int:
@@ -87,6 +95,14 @@ class RowSum:
             return self._lanes[0]
         even, odd = self._lanes
         return float32.add(even, odd)
+
+
+def ascending(terms: Sequence[int]) -> int:
+    """The sum from +0."""
+    total = 0
+    for x in terms:
+        total = float32.add(total, x)
+    return total
 
 
 def _lane(terms: Sequence[int], parity: int) -> int:

@@ -6,7 +6,7 @@ from fractions import Fraction
 from functools import cache
 from typing import Any
 
-from tests.independent import factors, float32, mufu, polynomial
+from tests.independent import factors, float32, mufu, natural, polynomial
 from tests.independent.operands import Matrix
 
 Function = Callable[[int], int]
@@ -17,6 +17,11 @@ FUNCTIONS: dict[tuple[str, str], Function] = {
     ("reciprocal", "mufu.sm90"): mufu.reciprocal,
     ("tanh", "mufu.sm90"): cache(mufu.tanh),
     ("exp2", "polynomial3"): polynomial.exp2,
+    ("exp2", "correct"): natural.exp2,
+    ("log2", "correct"): natural.log2,
+    ("exp", "correct"): natural.exp,
+    ("log", "correct"): natural.log,
+    ("tanh", "correct"): natural.tanh,
     ("reciprocal", "correct"): lambda x: float32.divide(float32.ONE, x),
 }
 """The special functions by name and model."""

@@ -238,6 +238,7 @@ def test_nothing(golden_case):
 """
 
 
+@pytest.mark.nightly  # tests/golden/test_golden_plugin.py has these daily
 def test_golden_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "test_golden.py").write_text(GOLDEN)
     pack = tmp_path / "pack"

@@ -72,6 +72,7 @@ class ForwardEnvelope:
         self.run, self.record, self.recipe, self.machine = run, record, run.recipe, machine
         self.names = pair_names(run.recipe)
         self.nan = run._nan_channels() if run.poisons else None
+        self.factors = run.factors  # of the batch of query tiles
 
     def all_tiles(self) -> None:
         """Go through every query tile, and note what is permitted."""
@@ -81,6 +82,7 @@ class ForwardEnvelope:
 
     def _tiles(self, tiles: QueryTiles) -> None:
         run = self.run
+        self.factors = run.factors_of(tiles)
         bounds = tiles.bounds(run.mask)
         begin, end = tiles.key_tiles(bounds[1], bounds[0])
         if run.whole:
@@ -204,7 +206,7 @@ class ForwardEnvelope:
         rows: Flags | None,
     ) -> _State:
         recipe, knobs = self.recipe, self.recipe.softmax
-        scores = scores_of(of.s, self.run.factors, self.recipe.softmax)
+        scores = scores_of(of.s, self.factors, self.recipe.softmax)
         whole = tiles.keys == recipe.tiles.key
         new, factor, open_, lost = self._advanced(scores, of.visible, state, first, whole, way)
         base = rising(lambda x: softmax.base_of(x, knobs), new)
@@ -289,7 +291,7 @@ class ForwardEnvelope:
         way: tuple[bool, ...],
     ) -> tuple[Range, Ends, Flags, Flags]:
         """The new maximum, what brings sums to it, which rows could have decided otherwise, and which are lost."""
-        knobs, c = self.recipe.softmax, self.run.factors.c
+        knobs, c = self.recipe.softmax, self.factors.c
         old, integer = state.row_max, knobs.base == "integer_max"
         always = replace(knobs, rescale_threshold=0)
 
@@ -334,7 +336,7 @@ class ForwardEnvelope:
         return new, Ends(floats(found.low), floats(found.high), found.nan), open_, lost
 
     def _p(self, s: Range, visible: Flags, base: Range) -> Range:
-        knobs, c = self.recipe.softmax, self.run.factors.c
+        knobs, c = self.recipe.softmax, self.factors.c
 
         def again(scores: Any, relative_to: Any) -> Any:
             return softmax.again(scores, visible, relative_to, c, knobs)
@@ -402,7 +404,10 @@ class ForwardEnvelope:
         sink = None if run.sink is None else run.sink[tiles.head]
         lanes = np.zeros((*row_sum.shape, softmax.lanes(knobs)), dtype=np.uint32)
         lanes[..., 0] = row_sum
-        return row_end.finished(o, row_max, lanes, sink, bounds[1] < 0, run.factors.c, knobs)
+        descale = run.descales(Use.O_V, tiles.document, tiles.head // run.group)
+        return row_end.finished(
+            o, row_max, lanes, sink, bounds[1] < 0, self.factors.c, knobs, descale
+        )
 
     def _pair(self, tiles: QueryTiles, bounds: Any, lse: Range) -> Range:
         """lse as the kernel's own maximum and sum give it, where both were given: they are judged by that, together."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flamia_ref.arithmetic import INSTRUCTIONS
+from flamia_ref.attention.product import Accumulation
 from flamia_ref.formats import E8M0, PRESETS
 from flamia_ref.golden.cases import CaseSpec
 from flamia_ref.golden.dataflow import dataflow
@@ -61,7 +62,25 @@ def check_supported(recipe: Recipe) -> None:
             f"recipe {recipe.name!r} has p_for_dv {recipe.backward.gradient.p_for_dv!r}; envelopes are of a"
             " recomputed P"
         )
+    if recipe.has_backward and recipe.backward.gradient.delta_source == "high_precision_out":
+        raise ValueError(f"recipe {recipe.name!r} has delta of an O of P in bfloat16; envelopes have no such O")
+    if recipe.softmax.row_sum == "bfloat16_butterfly":
+        raise ValueError(f"recipe {recipe.name!r} adds up rows in bfloat16; envelopes hold float32 sums")
+    if recipe.s.corrected:
+        raise ValueError(
+            f"recipe {recipe.name!r} begins S at a product of means; envelopes begin it at 0"
+        )
+    if recipe.o.accumulation is Accumulation.FUSED_PARTIALS or recipe.softmax.row_sum == "octets":
+        raise ValueError(
+            f"recipe {recipe.name!r} rescales sums as it adds to them, in one rounding; envelopes round each step"
+        )
+    if recipe.softmax.p_scale != 1:
+        raise ValueError(
+            f"recipe {recipe.name!r} has p_scale {recipe.softmax.p_scale}; envelopes are of a P by powers of two"
+        )
     for use, operand in recipe.uses():
+        if operand.dequantized:
+            raise ValueError(f"{use} is dequantized; envelopes hold codes as products take them with their scales")
         pairs = use.split(".")[1] in ("p", "ds")
         if pairs and operand.format in PRESETS and PRESETS[operand.format].scale is not E8M0:
             raise ValueError(f"{use} has scales that are no powers of two; envelopes hold e8m0")

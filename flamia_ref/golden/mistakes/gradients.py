@@ -132,6 +132,7 @@ def _no_delta(scene: Scene, place: Place) -> Iterator[Variant]:
 _SOURCES = {
     "returned_out": "dO times the returned O",
     "unrounded_out": "dO times O before its output rounding",
+    "high_precision_out": "dO times O of P in bfloat16",
     "quantized_dout": "the values of dO's codes times O",
     "p_dp": "the sum of P dP",
 }

@@ -136,7 +136,11 @@ def recipe_of(case: Case) -> "Recipe":
             return kept
     recipe = recipe_in(case)
     step = recipe.evidence("tiles.query")
-    parts = [one.name for one in fields(recipe) if one.name not in ("name", "steps", "schedules")]
+    parts = [
+        one.name
+        for one in fields(recipe)
+        if one.name not in ("name", "steps", "schedules") and getattr(recipe, one.name) is not None
+    ]
     lean = replace(recipe, schedules=(), steps=dict.fromkeys(parts, step))
     _LEAN[:] = [*_LEAN[-15:], (case.recipe, lean)]
     return lean

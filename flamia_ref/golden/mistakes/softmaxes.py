@@ -127,7 +127,9 @@ def _p_scale(scene: Scene, place: Place) -> Iterator[Variant]:
     recipe = scene.recipe
     side, words = ("gradient", "dV's P") if place.stage.backward else ("softmax", "P")
     own: int = getattr(recipe, side).p_offset
-    other = recipe.softmax.p_offset if side == "gradient" else recipe.backward.gradient.p_offset
+    other = recipe.softmax.p_offset if side == "gradient" else 0
+    if side == "softmax" and recipe.has_backward:
+        other = recipe.backward.gradient.p_offset
     tried: dict[int, str] = {0: "is missing"} if own else {}
     tried |= {2 * own: "is there twice"} if own else {}
     tried |= {other: "is that of the other pass"} if other and other != own else {}
