@@ -111,6 +111,8 @@ def _values(name: str, kind: Any) -> tuple[Any, ...]:
         return tuple(kind)
     if typing.get_origin(kind) is typing.Literal:
         return typing.get_args(kind)
+    if kind is bool:
+        return (False, True)
     return _NUMBERS.get(name, ())
 
 

@@ -432,6 +432,18 @@ def _check_softmax(recipe: Recipe) -> None:
                     f"recipe {recipe.name!r} has {_path(use)}.format = {shown(element)}; computed are block formats and"
                     f" 'e4m3': {why}"
                 )
+        for name, product in recipe.products():
+            if name in ("o", "dv", "dq", "dk") and not INSTRUCTIONS[product.instruction].scalings:
+                scaled = [
+                    use
+                    for use, operand in recipe.uses()
+                    if use.split(".")[0] == name and operand.scope is not Scope.UNIT
+                ]
+                if scaled:  # in float32 their values can be infinite where their codes are not
+                    raise ValueError(
+                        f"recipe {recipe.name!r} has {name}.instruction = {product.instruction!r}, which takes the values"
+                        f" of {scaled[0]}; computed are instructions that take scales: {why}"
+                    )
         if not recipe.has_backward:
             return
         gradient = recipe.backward.gradient

@@ -67,7 +67,7 @@ class KernelLayout:
     """One orientation of one copy. A pytree once JAX is in use.
 
     Attributes:
-        payload: codes, row-wise [heads, rows, channels] with channels filled up to whole instruction steps (64 of FP4,
+        payload: codes, those of the values in bfloat16 where the operand is dequantized, row-wise [heads, rows, channels] with channels filled up to whole instruction steps (64 of FP4,
             else 32), column-wise [heads, channels, rows]. FP4 is two codes a byte along the last axis.
         scales: scale bytes in tiles of 128x4, row-wise [heads, row tiles, channel tiles, 512], column-wise [heads, row
             tiles, channel planes, 512]; None for operands without scales.
@@ -95,7 +95,7 @@ class KernelLayout:
         )
 
     def codes(self) -> Array:
-        """The copy's codes [tokens, heads, channels]."""
+        """The copy's codes, or the values of a dequantized one as bfloat16 codes: [tokens, heads, channels]."""
         xp = _backend.namespace(self.payload)
         codes = layout.unpack_fp4(self.payload) if _packed(self.operand) else self.payload
         if self.orientation == "column_wise":
@@ -151,6 +151,7 @@ class KernelLayout:
 
 def row_wise(copy: Copy, documents: Documents) -> KernelLayout:
     """A copy for contractions over channels."""
+    copy = _as_taken(copy)
     xp = _backend.namespace(copy.codes)
     tokens, heads = _rows(copy, documents)
     step = 64 if _packed(copy.operand) else BLOCK
@@ -173,6 +174,7 @@ def row_wise(copy: Copy, documents: Documents) -> KernelLayout:
 
 def column_wise(copy: Copy, documents: Documents) -> KernelLayout:
     """A copy for contractions over tokens. Scales of tokens go to the other operand; in their place are scales of 1."""
+    copy = _as_taken(copy)
     xp = _backend.namespace(copy.codes)
     tokens, heads = _rows(copy, documents)
     index = copy.rows_of(tokens, heads)
@@ -213,6 +215,13 @@ def _layout(
     )
 
 
+def _as_taken(copy: Copy) -> Copy:
+    """The copy, a dequantized one as the bfloat16 values that products take."""
+    if copy.dequantized is None:
+        return copy
+    return copy._replace(codes=copy.dequantized, scales=None, dequantized=None)
+
+
 def _rows(copy: Copy, documents: Documents) -> tuple[Indices, Indices]:
     """Packed tokens [heads, rows] of the padded documents, and the heads."""
     tokens = Padding.of(documents).tokens
@@ -221,4 +230,4 @@ def _rows(copy: Copy, documents: Documents) -> tuple[Indices, Indices]:
 
 
 def _packed(operand: Operand) -> bool:
-    return sides.element(operand) == "e2m1"
+    return sides.taken_format(operand) == "e2m1"

@@ -97,7 +97,7 @@ class Softmax(Data):
             by its operand's static scale before it is encoded, which the product gives back.
         p_overflow: a P that passes its element. "refused": a recipe that lets it is none. "saturated": it is the
             largest value. "zero": it is 0 from where rounding to nearest would pass the largest value on.
-        nan_p: whether a P that is NaN is "kept" or "zero", in the forward and in the backward.
+        nan_p: whether a P that is NaN is "kept" or, with the base "natural_max" only, "zero", in both passes.
         row_sum: "eight_lanes": column r modulo 8 in lane r, ascending, lane 0 starting from the sum so far; then
             ((L0+L2)+(L4+L6)) + ((L1+L3)+(L5+L7)). "two_lanes": even and odd columns, each 64 ascending, these added,
             then onto the rescaled sum by a fused multiply-add; the lanes are added at the end. "ascending": onto the
@@ -202,10 +202,11 @@ class Softmax(Data):
                 " 'natural_max' alone is"
             )
         if not natural:
-            if self.threshold_unit == "natural":
-                raise ValueError(
-                    f"threshold_unit is 'natural' with base {self.base!r}; this base is in log2 units, give 'log2'"
-                )
+            for name, wanted in (("threshold_unit", "log2"), ("nan_p", "kept")):
+                if getattr(self, name) != wanted:
+                    raise ValueError(
+                        f"{name} is {shown(getattr(self, name))} with base {self.base!r}; allowed: {shown(wanted)}"
+                    )
             return
         for name, wanted in (
             ("score", "scaled"),

@@ -15,7 +15,7 @@ from flamia_ref.attention.kernel_layouts import ROWS
 from flamia_ref.attention.product import Operand, Scope, Use
 from flamia_ref.attention.protection import documents_of
 from flamia_ref.attention.recipe import Recipe
-from flamia_ref.attention.sides import BLOCK, element
+from flamia_ref.attention.sides import BLOCK, taken_format
 from flamia_ref.formats import FORMATS
 from flamia_ref.packing import Documents
 
@@ -203,12 +203,12 @@ def _is_plain(operand: Operand) -> bool:
 
 
 def _bits(operand: Operand) -> int:
-    return FORMATS[element(operand)].bits
+    return FORMATS[taken_format(operand)].bits
 
 
 def _scales(operand: Operand, x: _Tensor) -> int:
-    """Scale bytes that follow from the values, each once."""
-    if operand.block is None:
+    """Scale bytes that follow from the values, each once; none of a dequantized operand, which is kept in bfloat16."""
+    if operand.block is None or operand.dequantized:
         return 0
     rows, columns = operand.block
     across = 1 if columns == "all" else -(-x.channels // int(columns))
@@ -220,7 +220,7 @@ def _row_wise(operand: Operand, x: _Tensor) -> tuple[int, int]:
     step = 64 if _bits(operand) == 4 else BLOCK
     rows = x.of(ROWS) * ROWS * x.heads
     payload = rows * -(-(-(-x.channels // step) * step * _bits(operand)) // 8)
-    if operand.scope in (Scope.UNIT, Scope.HEAD):
+    if operand.scope in (Scope.UNIT, Scope.HEAD) or operand.dequantized:
         return payload, 0
     blocks = -(-x.channels // channel_block(operand))
     columns = -(-blocks // _TILE_COLUMNS) * _TILE_COLUMNS
@@ -230,7 +230,7 @@ def _row_wise(operand: Operand, x: _Tensor) -> tuple[int, int]:
 def _column_wise(operand: Operand, x: _Tensor) -> tuple[int, int]:
     rows = x.of(ROWS) * ROWS * x.heads
     payload = -(-rows * x.channels * _bits(operand) // 8)
-    if operand.scope in (Scope.UNIT, Scope.HEAD):
+    if operand.scope in (Scope.UNIT, Scope.HEAD) or operand.dequantized:
         return payload, 0
     scales = rows // BLOCK * -(-x.channels // ROWS) * ROWS
     folded = operand.block is not None and operand.block[0] == 1

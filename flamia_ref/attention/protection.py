@@ -16,7 +16,7 @@ from flamia_ref.attention.computed import computed_recipe
 from flamia_ref.attention.copies import INPUT_USES, OVER_CHANNELS
 from flamia_ref.attention.product import Guard, Operand, Scope, Use
 from flamia_ref.attention.recipe import Recipe
-from flamia_ref.attention.sides import BLOCK, element
+from flamia_ref.attention.sides import BLOCK, element, taken_format
 from flamia_ref.formats import FORMATS
 from flamia_ref.packing import Documents, Mask
 
@@ -31,7 +31,7 @@ class Safeguard(StrEnum):
     HIGH_PRECISION = "high precision"
     """The operand has 16 bits."""
     PER_TOKEN = "per token"
-    """Scales of one token each, in a contraction over channels."""
+    """Scales of one token each, in a contraction over channels or where the product takes values without scales."""
     GUARDED_BLOCKS = "guarded blocks"
     """Scales are shared, and blocks with a visible and a masked pair run in bfloat16."""
     FOLDED = "folded token scale"
@@ -159,7 +159,7 @@ def block_counts(mask: Mask) -> BlockCounts:
 def _of_use(recipe: Recipe, use: Use, guarded: Fraction) -> UseSafeguard:
     operand = recipe.operand(use)
     product = recipe.product(use.split(".")[0])
-    if _is_wide(product.left) or _is_wide(product.right):
+    if _is_taken_wide(product.left) or _is_taken_wide(product.right):
         share = Fraction(1)
     else:
         share = guarded if product.guarded else Fraction(0)
@@ -179,7 +179,13 @@ def _of_use(recipe: Recipe, use: Use, guarded: Fraction) -> UseSafeguard:
 
 
 def _is_wide(operand: Operand) -> bool:
+    """Whether an operand has 16 bits."""
     return FORMATS[element(operand)].bits >= FORMATS["bf16"].bits
+
+
+def _is_taken_wide(operand: Operand) -> bool:
+    """Whether a product takes an operand in 16 bits, a dequantized one too."""
+    return FORMATS[taken_format(operand)].bits >= FORMATS["bf16"].bits
 
 
 _BY_SCOPE = {
@@ -201,7 +207,8 @@ def _of_input(operand: Operand, use: Use) -> Safeguard:
     if operand.scope in _BY_SCOPE:
         return _BY_SCOPE[operand.scope]
     alone = operand.block is not None and operand.block[0] == 1
-    return Safeguard.PER_TOKEN if alone and use in OVER_CHANNELS else Safeguard.NONE
+    by_itself = use in OVER_CHANNELS or operand.dequantized
+    return Safeguard.PER_TOKEN if alone and by_itself else Safeguard.NONE
 
 
 def _of_pairs(recipe: Recipe, operand: Operand, use: Use) -> Safeguard:

@@ -255,9 +255,11 @@ def _consistent(
     judged: Mapping[str, Verdict],
     instruction: str | None,
 ) -> bool | None:
-    """Whether the outputs are permitted whatever lies between; None where every bit is equal."""
+    """Whether the outputs are permitted whatever lies between; None where every bit is equal, or nobody can say."""
     if not any(verdict.failing.any() or verdict.inside.any() for verdict in judged.values()):
         return None
+    if any(verdict.note for verdict in judged.values()):
+        return None  # the recipe has no envelope
     if not any(verdict.failing.any() for verdict in judged.values()):
         return True  # its own stages are such a way
     outputs = [name for name in judged if case.places[name].stage.role is Role.OUTPUT]

@@ -150,7 +150,8 @@ class _Builder:
         if not late:
             yield self._float("delta", _ROWS, self._delta(), backward=True)
         yield self._float("dp", _PAIRS, self._taken("dp"), masked_optional=True, backward=True)
-        yield self._float("p.dv", _PAIRS, ("s", "lse"), backward=True)
+        own = self.recipe.backward.gradient.normalisation == "row_softmax"
+        yield self._float("p.dv", _PAIRS, ("s", "sink" if own else "lse"), backward=True)
         yield from self._codes("p.dv")
         if late:
             yield self._float("delta", _ROWS, self._delta(), backward=True)
@@ -160,7 +161,7 @@ class _Builder:
             name="dsink",
             view=View.F32,
             axes=("sinks",),
-            parents=("sink", "lse", "delta"),
+            parents=("sink", "s" if own else "lse", "delta"),
             role=Role.OUTPUT,
             backward=True,
             needs="sinks",

@@ -32,6 +32,12 @@ def _p(of: Elements, place: Place, index: Index) -> Lineage:
     offset, p_scale = of.recipe.softmax.p_offset, of.recipe.softmax.p_scale
     scale = "" if p_scale == 1 else f" + log2 {p_scale}"
     token = of.spec.starts[document] + query
+    if of.recipe.softmax.base == "natural_max":
+        return Lineage(
+            how=f"e^(S' - base) by {of.recipe.softmax.exp2}, relative to the base when its key tile was computed",
+            part="softmax.exp2",
+            parents=((f"s.{document}", index), ("row_max", (head, token))),
+        )
     return Lineage(
         how=(
             f"2^(S c - base{f' + {offset}' if offset else ''}{scale}) by {of.recipe.softmax.exp2}, relative to the "
@@ -128,6 +134,14 @@ def _delta(of: Elements, place: Place, index: Index) -> Lineage:
 def _p_dv(of: Elements, place: Place, index: Index) -> Lineage:
     document, (head, query, _) = place.document or 0, index
     token = of.spec.starts[document] + query
+    if of.recipe.softmax.base == "natural_max":
+        own = of.recipe.backward.gradient.normalisation == "row_softmax"
+        what = "by a softmax of the whole row" if own else "again: e^(S' - lse)"
+        return Lineage(
+            how=f"P {what} by {of.recipe.softmax.exp2}, 0 where masked",
+            part="gradient.normalisation",
+            parents=((f"s.{document}", index), *(() if own else (("lse", (head, token)),))),
+        )
     base = (
         "floor(lse log2 e)"
         if of.recipe.backward.gradient.normalisation == "fold_into_dout"

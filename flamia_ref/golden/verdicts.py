@@ -97,10 +97,10 @@ def judge(
 
 def consistent(
     case: Case, aligned: Mapping[str, Aligned], *, instruction: str | None = None
-) -> bool:
+) -> bool | None:
     """Return whether the outputs that were given are what some permitted way from the inputs gives.
 
-    The gradients are judged by the out and the lse that were given beside them.
+    The gradients are judged by the out and the lse that were given beside them. None: the recipe has no envelope.
     """
     outputs = {
         name: one for name, one in aligned.items() if case.places[name].stage.role is Role.OUTPUT
@@ -112,9 +112,10 @@ def consistent(
             for name, one in outputs.items()
             if backward or not case.places[name].stage.backward
         }
-        if any(
-            verdict.failing.any() for verdict in judge(case, part, instruction=instruction).values()
-        ):
+        found = judge(case, part, instruction=instruction).values()
+        if any(verdict.note for verdict in found):
+            return None
+        if any(verdict.failing.any() for verdict in found):
             return False
         if len(part) == len(outputs):
             break

@@ -55,9 +55,8 @@ def entropy(outcomes: Sequence[Hashable], *, seed: int = 0) -> Entropy:
 
     `low` is the larger of two bounds, each with half of the error e: the plug-in estimate less
     log2(n) sqrt(2 ln(2/e) / n), since its mean is below the entropy and one draw moves it by at most 2 log2(n) / n
-    (Antos
-    and Kontoyiannis, doi:10.1002/rsa.10019); and the least entropy of a coin whose rate is within the exact interval
-    of the share of draws that differ from the first.
+    (Antos and Kontoyiannis, doi:10.1002/rsa.10019); and the least entropy of a coin whose rate is within the exact
+    interval of the share of draws that differ from the first.
 
     Raises ValueError for fewer than two draws.
     """

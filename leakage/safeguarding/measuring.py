@@ -43,7 +43,6 @@ class Measurer:
         documents = sample.documents
         self.mask = Mask.of(documents, documents, causal=causal, window=window, alignment="bottom_right")
         self.runs = 0
-        self._exact: dict[str, Any] | None = None
         self._found: dict[Any, float] = {}
 
     def errors(self, recipe: Recipe) -> Errors | None:
@@ -92,26 +91,11 @@ class Measurer:
         for name, key in _keys(recipe).items():
             self._found[key] = found[name]
 
-    def _error(self, recipe: Recipe) -> dict[str, float]:
+    def _error(self, recipe: Recipe) -> Errors:
         x = self.sample
-        if self._exact is None:
-            wide = [y.astype(np.float64) for y in (x.q, x.k, x.v, x.dout)]
-            self._exact = {
-                "out": float64.forward(*wide[:3], **self.settings).out,
-                **float64.backward(*wide, **self.settings)._asdict(),
-            }
-        run = attention.forward(x.q, x.k, x.v, recipe, **self.settings)
-        results = {"out": run.out}
-        if recipe.has_backward:
-            back = attention.backward(x.q, x.k, x.v, x.dout, run)
-            results |= {name: getattr(back, name) for name in _GRADIENTS}
-        return {
-            name: float(
-                np.linalg.norm(np.asarray(y, dtype=np.float64) - self._exact[name])
-                / np.linalg.norm(self._exact[name])
-            )
-            for name, y in results.items()
-        }
+        dout = x.dout if recipe.has_backward else None
+        found = attention.error(x.q, x.k, x.v, recipe, dout=dout, **self.settings).relative_l2
+        return {name: error for name, error in found.items() if name != "lse"}
 
     def constants(self) -> dict[str, int]:
         """The e8m0 codes of constant scales: with values 16 times as large as the sample's none would be beyond the

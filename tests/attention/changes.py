@@ -23,6 +23,7 @@ _FORMATS = (
     "ocp-mx-floor-e4m3",
     "ocp-mx-floor-e2m1",
     "flashinfer-nvfp4",
+    "cudnn-qat-nvfp4",
 )
 _EMULATED = EmulatedColumns(exp2="polynomial3", period=16, count=4, first=0, stop=64)
 _SAMPLES: dict[str, tuple[Any, ...]] = {
@@ -31,7 +32,7 @@ _SAMPLES: dict[str, tuple[Any, ...]] = {
     "static_scale": (None, 0, 118, 119, 126, 127, 255),
     **dict.fromkeys(("same_codes_as", "scale_folded_into", "promoted_from"), (None, *Use)),
     "instruction": tuple(INSTRUCTIONS),
-    "guard_instruction": (None, *INSTRUCTIONS),
+    **dict.fromkeys(("guard_instruction", "correction_instruction"), (None, *INSTRUCTIONS)),
     **dict.fromkeys(("exp2", "log2", "reciprocal", "tanh"), tuple(SPECIAL_MODELS)),
     "emulated": (None, _EMULATED),
     "period": (0, 8, 16),
@@ -39,6 +40,7 @@ _SAMPLES: dict[str, tuple[Any, ...]] = {
     "first": (-1, 0, 16, 32),
     "stop": (0, 48, 64, 96, 128),
     "rescale_threshold": (-1, 0, 1, 4, 5, 8, 64, 65),
+    "p_scale": (0, 1, 2, 2688, 1 << 21),
     "p_offset": (-1, 0, 1, 4, 5, 8, 9, 64, 65),
     "mask_value": (None, 0.0, -8.0, -(2.0**100)),
     **dict.fromkeys(("query", "key"), (0, 32, 64, 96, 100, 128, 256, 288)),
@@ -68,6 +70,8 @@ def _others(name: str, kind: Any) -> tuple[Any, ...]:
         return tuple(kind)
     if typing.get_origin(kind) is typing.Literal:
         return typing.get_args(kind)
+    if kind is bool:
+        return (False, True)
     if dataclasses.is_dataclass(kind):
         return ()
     raise NotImplementedError(f"no sample of {name}, {kind}")

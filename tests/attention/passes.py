@@ -3,9 +3,20 @@
 import itertools
 from typing import Any
 
+import pytest
+
 from flamia_ref import attention
 from flamia_ref.attention import RECIPES, Forward, Recipe, backward_stages, forward_stages
 from tests.attention.samples import assert_same
+
+# What they compute with, others do too: by day tests that say the same of every recipe leave them out. Their bits are
+# held daily by test_independent, test_mutations and tests/golden.
+LIKE_OTHERS = ("cudnn-mxfp8-pv-bf16", "flamia-mxfp8-unguarded", "flamia-nvfp4-fp8")
+
+every_recipe = pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name in LIKE_OTHERS)) for name in RECIPES],
+)
 
 ROWS = ("lse", "row_max", "row_sum", "delta")  # [heads, tokens]
 

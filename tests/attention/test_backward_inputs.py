@@ -9,7 +9,7 @@ import pytest
 from flamia_ref import attention
 from flamia_ref._errors import InputRounded
 from flamia_ref.attention import RECIPES, Forward, backward_stages
-from tests.attention.passes import passes, with_dout
+from tests.attention.passes import every_recipe, passes, with_dout
 from tests.attention.samples import BF16, any_bits, assert_same, bell, bits, wide, with_specials
 
 RECIPE = "flamia-mxfp8-folded"
@@ -148,7 +148,7 @@ def test_one_line_at_the_boundary_of_from_kernel(options, kind, message: str) ->
     one_line(lambda: from_kernel(**options), kind, message)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@every_recipe
 @pytest.mark.parametrize("make", [bell, wide, any_bits, with_specials])
 def test_a_recipe_does_not_refuse_its_own_results(recipe: str, make) -> None:
     """Whatever the inputs are: what quantization took away is no sign of another forward."""

@@ -11,10 +11,9 @@ import pytest
 from flamia_ref import attention
 from flamia_ref.attention import RECIPES, Recipe
 from tests.attention.changes import changed
+from tests.attention.passes import every_recipe
 from tests.attention.samples import BF16, assert_same, bell, bits
 from tests.attention.shapes import Shape, run
-
-every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 
 
 def cudnn(p_offset: int) -> Recipe:

@@ -16,6 +16,7 @@ from tests.attention.samples import BF16, bits, cancelling
 from tests.attention.shapes import Shape, run
 
 FOLDED, CUDNN, FA4 = "flamia-mxfp8-folded", "cudnn-mxfp8", "bf16-fa4"
+QAT, CUDNN_BF16 = "attn-qat-nvfp4", "cudnn-mxfp8-pv-bf16"
 GUARDED, FP4, UE4M3 = "flamia-mxfp8", "flamia-nvfp4-fp8", "flamia-nvfp4-fp8-ue4m3"
 
 Changes = Mapping[str, Any]
@@ -106,6 +107,13 @@ STATIC = {
     "static_scale": 127,
     "same_codes_as": None,
 }
+HALF = {
+    "format": "bf16",
+    "block": None,
+    "scope": "unit",
+    "same_codes_as": None,
+    "dequantized": False,
+}
 PREVIOUS = {"scope": "previous_block", "static_scale": 127, "same_codes_as": None}
 
 
@@ -161,6 +169,15 @@ CASES: list[tuple[str, Changes, Changes, str, str]] = [
     (FOLDED, {}, {"gradient.delta": "half_products"}, "plain", "delta"),
     (FOLDED, {}, {"gradient.delta_source": "unrounded_out"}, "plain", "delta"),
     (FOLDED, {}, {"gradient.delta_source": "quantized_dout"}, "plain", "delta"),
+    (QAT, {}, {"gradient.delta_source": "returned_out"}, "plain", "delta"),
+    (QAT, {}, {"gradient.delta_source": "unrounded_out"}, "plain", "delta"),
+    (CUDNN_BF16, {}, {"gradient.delta_source": "high_precision_out"}, "plain", "high_precision_out"),
+    (QAT, {}, {"softmax.row_sum": "ascending"}, "plain", "row_sum"),
+    (QAT, {}, {"softmax.mask_value": None}, "plain", ""),  # far below all scores
+    (QAT, {}, {"gradient.p_for_dv": "forward"}, "plain", "dv.p codes"),
+    (QAT, {}, at("o.left", HALF), "plain", "o.p codes"),
+    (QAT, {}, at("dv.left", HALF), "plain", "dv.p codes"),
+    (QAT, {}, at("dp.right", HALF), "plain", "dp"),
     (FOLDED, {}, {"gradient.delta_source": "p_dp"}, "plain", "delta"),
     (FA4, {}, {"gradient.delta_source": "p_dp"}, "sink", "delta"),
     (CUDNN, {}, {"gradient.delta_source": "p_dp"}, "softcap", "delta"),

@@ -6,15 +6,12 @@ import pytest
 
 from flamia_ref.attention import RECIPES
 from tests.attention.changes import changed
-from tests.attention.passes import assert_all_same, passes, with_dout
+from tests.attention.passes import assert_all_same, every_recipe, passes, with_dout
 from tests.attention.samples import any_bits, bell, wide, with_specials
 from tests.attention.shapes import Shape, run
 
 # Documents of more than 64 tokens take tiles of 128: one program a pass and a recipe.
 LENGTHS = [130, 0, 70]
-
-# What they compute with, another recipe does too, and compiling takes half a minute a recipe.
-LIKE_OTHERS = ("cudnn-mxfp8-pv-bf16", "flamia-mxfp8-unguarded", "flamia-nvfp4-fp8")
 
 
 def on_jax(*arrays):
@@ -28,13 +25,7 @@ def on_jax(*arrays):
     [(bell, True), (with_specials, True), (wide, False)],
     ids=["bell causal", "specials causal", "wide full"],
 )
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        pytest.param(recipe, marks=[pytest.mark.nightly] * (recipe in LIKE_OTHERS))
-        for recipe in RECIPES
-    ],
-)
+@every_recipe
 def test_numpy_equals_jax_in_every_stage(recipe: str, make, causal: bool) -> None:
     *arrays, cu_seqlens = with_dout(make, 8, LENGTHS, 1, 1, 32)
     plain = passes(*arrays, recipe, cu_seqlens=cu_seqlens, causal=causal)

@@ -9,7 +9,13 @@ from flamia_ref import attention
 from flamia_ref.attention import RECIPES, Forward
 from flamia_ref.packing import tiles
 from tests.attention.changes import with_tiles
-from tests.attention.passes import assert_all_same, of_document, passes, with_dout
+from tests.attention.passes import (
+    assert_all_same,
+    every_recipe,
+    of_document,
+    passes,
+    with_dout,
+)
 from tests.attention.samples import BF16, assert_same, bell, bits, wide, with_specials
 
 LEGAL = (
@@ -21,8 +27,6 @@ LEGAL = (
     "flamia-nvfp4-fp8-ue4m3",
 )
 """Recipes in which no token reaches what comes before it."""
-
-every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 
 DAILY = ("bf16-fa4", "cudnn-mxfp8", "flamia-mxfp8", "flamia-nvfp4-fp8-ue4m3")
 """Of each kind of operands one, where a test takes seconds."""

@@ -11,6 +11,7 @@ from flamia_ref import attention
 from flamia_ref.attention import RECIPES, Forward
 from tests.attention.changes import changed
 from tests.attention.masks import MASKS, visible
+from tests.attention.passes import every_recipe
 from tests.attention.samples import BF16, assert_same, bell, bits
 from tests.attention.shapes import Shape, alone, document, of_shape, run, shapes, tiled
 
@@ -23,8 +24,6 @@ ONE_TOKEN = (
     "flamia-nvfp4-fp8-ue4m3",
 )
 """Recipes in which no token reaches what comes before it: no scale is of several tokens where one of them is hidden."""
-
-every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 
 
 def few(examples: int):

@@ -50,7 +50,7 @@ FORWARD_ONLY: dict[str, Callable[[Head], Passes]] = {"sage3-nvfp4": Sage}
 
 # Stages [heads, tokens]; those of operands are [tokens, heads, ...], all others a list of pairs.
 ROW_STAGES = ("lse", "row_max", "row_sum", "delta")
-OPERANDS = ("q", "k", "v", "do", "out", "o", "dq", "dk", "dv")
+OPERANDS = ("q", "k", "v", "do", "out", "o", "high_precision_out", "dq", "dk", "dv")
 
 
 def forward(
@@ -104,7 +104,8 @@ def run(
       uint8 of the operand's shape; ``.scales`` uint8 [tokens or blocks of 32 tokens, the operand's
       heads, blocks of channels], the blocks of all documents one after the other
     - ``row_max``, ``row_sum``, ``delta`` uint32 [heads, tokens]: final m and l in the recipe's units
-    - ``o`` uint32 [tokens, heads, head_dim]: normalised, before output rounding
+    - ``o`` uint32 [tokens, heads, head_dim]: normalised, before output rounding; in `attn-qat-nvfp4` also
+      ``high_precision_out``, uint16 likewise
     - lists, one array [heads, queries, keys] a document: ``s``, ``p``, ``dp``, ``p.dv``, ``ds``
       uint32, ``p.<use>.codes``, ``ds.<use>.codes`` uint8 or, of bfloat16, uint16; ``.scales`` uint8
       with blocks in place of queries or keys. ``s`` and ``dp`` hold masked pairs too, the others

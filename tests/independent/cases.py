@@ -681,7 +681,6 @@ def natural() -> Iterator[Case]:
         ("softcap", {}, {"options": {"softcap": 1.5}, "sink": (0.7,)}),
         ("window", {}, {"options": {"window": (6, 2), "causal": False}}),
         ("descending", {"o.tile_order": "descending"}, {}),
-        ("skipped", {"tiles.masked": "skipped"}, {}),
         ("splits", {"tiles.splits": 2}, {"sink": (0.5,)}),
         ("splits, late", {"tiles.splits": 2, "softmax.combine": "divide_last"}, {"sink": (0.5,)}),
     ]
@@ -693,8 +692,8 @@ def natural() -> Iterator[Case]:
             **{"queries": (38,), "keys": (35,), "seed": 13, "nightly": False, **fields},
         )
     products = {f"{one}.instruction": "float32" for one in ("s", "o", "dp", "dv", "dq", "dk")}
+    products["tiles.masked"] = "skipped"
     for recipe, changes in (
-        (FOLDED, {"softmax.nan_p": "zero"}),
         (CUDNN, {"softmax.p_overflow": "saturated", "softmax.rescale_threshold": 7}),
         (CUDNN, {"softmax.p_overflow": "zero", "softmax.rescale_threshold": 7}),
         (CUDNN, {"softmax.p_scaling": "static_scale", "softmax.p_offset": 0}),
@@ -713,7 +712,6 @@ def natural() -> Iterator[Case]:
             queries=(38,),
             keys=(35,),
             seed=13,
-            kind="specials" if "softmax.nan_p" in changes else "bell",
         )
 
 

@@ -3,12 +3,12 @@
 Where the description is silent:
 
 - A maximum with a NaN in it is NaN, and so stays the base; what is relative to a NaN is 0, as all that is NaN in P.
-- Tiles that hold no visible pair are worked on as the others: their P are zeros, which a NaN of v, k, q or dO survives.
+- A chain of a query or of a key goes through the tiles that are worked on; their masked pairs are zeros in it.
 - A row with lse = -inf beside an out of zeros is dead in the backward, P and dS are +0, as in all recipes.
 - delta of no channels is +0; -0 + -0 is -0 in a chain, but the first term is added to +0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import ClassVar
 
@@ -162,7 +162,7 @@ class Reference:
                 for value, x in zip(values, accumulator, strict=True)
             ]
 
-        result = attend(head, self.scores, lambda _: head.tiles(), NaturalSoftmax, product)
+        result = attend(head, self.scores, head.key_tiles, NaturalSoftmax, product)
         result.stages["s"] = bits32(self.products, head.length)
         for name, operand in (("q.s", self.q_s), ("k.s", self.k_s), ("v.o", self.v_o)):
             result.stages.update(block_stages(name, operand, head.head_dim))
@@ -214,14 +214,11 @@ class Reference:
             stages.update(block_stages(name, operand, head.length))
         stages["p.dv.codes"] = bits8(p_codes, head.length)
         weights = [[scaled_value(x, codes.E4M3, BACKWARD_SCALE) for x in row] for row in p_codes]
-        dq = self._over_tokens(dequantized(ds_dq), k_dq)
-        for query, is_dead in enumerate(dead):
-            if is_dead:
-                dq[query] = [0] * head.head_dim
+        by_key = [columns(x, head.length) for x in (dequantized(ds_dk), weights)]
         return Backward(
-            dq=dq,
-            dk=self._over_tokens(columns(dequantized(ds_dk), head.length), q_dk),
-            dv=self._over_tokens(columns(weights, head.length), do_dv),
+            dq=self._over_tokens(dequantized(ds_dq), k_dq, head.key_tiles),
+            dk=self._over_tokens(by_key[0], q_dk, head.query_tiles),
+            dv=self._over_tokens(by_key[1], do_dv, head.query_tiles),
             stages=stages,
         )
 
@@ -245,7 +242,14 @@ class Reference:
         """Step 9."""
         return float32.multiply(float32.multiply(p, float32.subtract(dp, delta)), self.scale)
 
-    def _over_tokens(self, weights: Matrix, operand: Blocks) -> Matrix:
-        """A chain over all tokens for each row of weights."""
+    def _over_tokens(
+        self, weights: Matrix, operand: Blocks, tiles: Callable[[int], list[range]]
+    ) -> Matrix:
+        """A chain for each row of weights over the tokens of its tiles."""
         lines = columns(dequantized(operand), self.head.head_dim)
-        return [[chain(row, line) for line in lines] for row in weights]
+        result = []
+        for token, row in enumerate(weights):
+            places = [place for tile in tiles(token) for place in tile]
+            chosen = [row[place] for place in places]
+            result.append([chain(chosen, [line[place] for place in places]) for line in lines])
+        return result

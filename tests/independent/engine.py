@@ -26,7 +26,7 @@ Stages = dict[str, Any]
 PAIRED_HEAD_DIM = 128
 
 ROW_STAGES = ("lse", "row_max", "row_sum", "delta")
-OPERANDS = ("q", "k", "v", "do", "out", "o", "dq", "dk", "dv")
+OPERANDS = ("q", "k", "v", "do", "out", "o", "high_precision_out", "dq", "dk", "dv")
 OF_KEY_HEADS = ("k", "v", "dk", "dv")
 
 
@@ -57,7 +57,7 @@ def run(
     Returned are ``out``, ``dq``, ``dk``, ``dv`` (uint16), ``lse``, with a sink ``dsink`` (uint32 [heads]), and the
     stages: operands' codes [tokens, heads, ...]; rows [heads, tokens], with splits [splits, heads, tokens]; pairs as
     lists, an array [heads, queries, keys] a document. ``saved.row_base`` is such a list too, [heads, queries, key
-    tiles], and so is ``saved.high_precision_out``, [heads, queries, width], where delta takes that.
+    tiles]. ``high_precision_out`` (uint16 like out) is there where delta takes it.
     """
     tokens, heads, head_dim = q_bits.shape
     kv_heads = v_bits.shape[1]
@@ -186,7 +186,7 @@ def _run_group(
 def _forward_stages(head: Head, result: Forward) -> Stages:
     high = {}
     if head.recipe["gradient"]["delta_source"] == "high_precision_out":
-        high["saved.high_precision_out"] = _matrix(result.high, head.v.shape[1])
+        high["high_precision_out"] = _matrix(result.high, head.v.shape[1])
     return {
         **high,
         **head.q_copies.stages(("s.q",)),

@@ -37,7 +37,9 @@ out = +0, lse = -inf or the sink, and no gradient.
 
 Assumed: the order of every float32 sum, which torch leaves open (einsum, sum, softmax); that exp and ln are correctly
 rounded; what becomes of NaN and of P above 448, which is read in 97f6cb3b and 0e15cb11 and not in between. The source
-has no documents, no soft cap and no splits of the keys. Its masked dS is 0 (dP - delta), NaN where dP is.
+has no documents, no soft cap and no splits of the keys. It computes every pair, so that a NaN or an infinity of v, k, q
+or dO reaches all rows (in 0e15cb11 none does: all operands go through nan_to_num); here tiles of 128 by 128 without a
+visible pair are skipped, and a masked dS is 0 by select.
 """
 
 from flamia_ref.attention.knobs import DeltaSum, Gradient, Softmax, Tiles
@@ -83,6 +85,7 @@ _STEPS = {
     "gradient": read(_BACKWARD),
     "gradient.delta": assumed(_OPEN + "ascending"),
     "gradient.masked_ds": assumed("the source multiplies by 0, which a NaN survives"),
+    "tiles.masked": assumed("the source computes all pairs, which a NaN or an infinity shows"),
     "gradient.heads_order": assumed(_OPEN + "ascending"),
     "tiles": read(_FORWARD + ", block_size; queries are in no tiles"),
     "tiles.splits": assumed(_ABSENT),
@@ -127,6 +130,6 @@ CUDNN_MXFP8_REFERENCE = Recipe(
         delta=DeltaSum.PRODUCTS_ASCENDING,
         p_offset=8,
     ),
-    tiles=Tiles(),
+    tiles=Tiles(masked="skipped"),
     steps=_STEPS,
 )

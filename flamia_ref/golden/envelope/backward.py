@@ -256,6 +256,8 @@ class BackwardEnvelope:
         ds = corners(_float32.multiply, p, apart)
         if run.factors.cap is not None:
             ds = self._with_tanh(s, ds)
+        if gradient.softmax_scale == "times_ds":
+            ds = corners(lambda x: _float32.multiply(x, run.scale), ds)
         if gradient.masked_ds == "select":
             ds = zeroed(~visible, ds)
         self._put("ds", pairs, ds, note)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flamia_ref.arithmetic import INSTRUCTIONS
-from flamia_ref.attention.product import Accumulation
+from flamia_ref.attention.product import Accumulation, Scope
 from flamia_ref.formats import E8M0, PRESETS
 from flamia_ref.golden.cases import CaseSpec
 from flamia_ref.golden.dataflow import dataflow
@@ -64,6 +64,24 @@ def check_supported(recipe: Recipe) -> None:
         )
     if recipe.has_backward and recipe.backward.gradient.delta_source == "high_precision_out":
         raise ValueError(f"recipe {recipe.name!r} has delta of an O of P in bfloat16; envelopes have no such O")
+    softmax = recipe.softmax
+    if softmax.base == "natural_max":
+        raise ValueError(
+            f"recipe {recipe.name!r} has base 'natural_max'; envelopes are of a P by powers of two"
+        )
+    if softmax.p_overflow == "zero" or softmax.p_scaling == "static_scale":
+        raise ValueError(
+            f"recipe {recipe.name!r} has p_overflow {softmax.p_overflow!r} and p_scaling {softmax.p_scaling!r}; envelopes"
+            " are of a P that is encoded as it is"
+        )
+    for name, product in recipe.products():
+        plain = not INSTRUCTIONS[product.instruction].scalings
+        sides = (product.left, product.right)
+        if plain and any(one.scope is not Scope.UNIT and not one.dequantized for one in sides):
+            raise ValueError(
+                f"recipe {recipe.name!r} has {name}.instruction {product.instruction!r} for operands with scales;"
+                " envelopes are of instructions that take them"
+            )
     if recipe.softmax.row_sum == "bfloat16_butterfly":
         raise ValueError(f"recipe {recipe.name!r} adds up rows in bfloat16; envelopes hold float32 sums")
     if recipe.s.corrected:

@@ -225,7 +225,9 @@ def _guard(scene: Scene, place: Place) -> Iterator[Variant]:
     from flamia_ref.attention.product import Guard
 
     recipe = scene.recipe
-    guarded = [name for name in ("s", "o", "dp", "dq") if getattr(recipe, name).guarded]
+    guarded = [
+        name for name, product in recipe.products() if product.guarded and name not in ("dv", "dk")
+    ]
     if not guarded:
         return
 
