@@ -29,9 +29,9 @@ BOUND = 1e-3
 
 HEAD = """# A real model
 
-Made by `python docs/quality.py` from the results of [examples/smollm2](../examples/smollm2/README.md), which says what is
-measured and how to repeat it. SmolLM2-135M-Instruct, everything but attention in float32, attention by a recipe: forward for
-the loss, forward and backward for gradients.
+Made by `python docs/quality.py` from the results of [examples/smollm2](../examples/smollm2/README.md), which says what
+is measured and how to repeat it. SmolLM2-135M-Instruct, everything but attention in float32, attention by a recipe:
+forward for the loss, forward and backward for gradients.
 
 Losses are means of -log p of the next token, in nats. Brackets: {level:.0%} intervals over documents, by resampling
 whole documents. *From float32*: the difference from float32 attention, document by document; an interval that holds 0
@@ -49,8 +49,8 @@ GRADIENTS = """
 
 Of the mean loss of {documents} documents of {length} tokens, against float32 attention: *relative* is the length of the
 difference over that of the gradient. By q, k, v as attention takes them and by its output (dout), and by the parameters
-of a layer: the median of all layers, and in brackets the largest. *All*: all parameters as one vector. The errors of a layer
-hold what the layers above it brought.
+of a layer: the median of all layers, and in brackets the largest. *All*: all parameters as one vector. The errors of a
+layer hold what the layers above it brought.
 
 """
 
@@ -77,6 +77,11 @@ def between(one: Mapping[str, float], places: int, sign: str = "") -> str:
     return f"{mean} [{low}, {high}]"
 
 
+def seconds(one: Mapping[str, Any]) -> tuple[str, str]:
+    """The cells of an entry's seconds."""
+    return f"{one['seconds']:.0f}", f"{one['cpu_seconds']:.0f}"
+
+
 def in_order(attentions: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The entries: the reference, transformers' own, the recipes by the registry, then recipes of files."""
     first = (REFERENCE, *BASE_LINES, *RECIPES)
@@ -87,15 +92,15 @@ def in_order(attentions: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def loss_rows(attentions: Mapping[str, Any]) -> Iterator[str]:
     """A row for each attention with its loss."""
-    yield head(["attention", "loss", "perplexity", "from float32", "seconds"])
+    yield head(["attention", "loss", "perplexity", "from float32", "seconds", "CPU seconds"])
     for name, one in in_order(attentions):
         if "nll" not in one:
             missing = f"NaN or infinite in {one['documents_without_a_loss']} documents"
-            yield row([f"`{name}`", missing, "-", "-", f"{one['seconds']:.0f}"])
+            yield row([f"`{name}`", missing, "-", "-", *seconds(one)])
             continue
         from_reference = "-" if name == REFERENCE else between(one["difference"], 5, "+")
         loss, perplexity = between(one["nll"], 4), f"{one['perplexity']:.3f}"
-        yield row([f"`{name}`", loss, perplexity, from_reference, f"{one['seconds']:.0f}"])
+        yield row([f"`{name}`", loss, perplexity, from_reference, *seconds(one)])
 
 
 def base_lines(attentions: Mapping[str, Any]) -> Iterator[str]:
@@ -108,19 +113,21 @@ def base_lines(attentions: Mapping[str, Any]) -> Iterator[str]:
         )
         most = max(abs(x - y) for x, y in pairs)
         if most > BOUND:
-            raise ValueError(f"{name} differs from {REFERENCE} by {most:g} nats; a fault is somewhere")
+            raise ValueError(
+                f"{name} differs from {REFERENCE} by {most:g} nats; a fault is somewhere"
+            )
         yield f"- `{name}`: {most:.1g} nats\n"
 
 
 def gradient_rows(attentions: Mapping[str, Any]) -> Iterator[str]:
     """A row for each attention with the relative errors of its gradients."""
     names = (*INPUTS, *WEIGHTS)
-    yield head(["attention", *names, "embedding", "all", "seconds"])
+    yield head(["attention", *names, "embedding", "all", "seconds", "CPU seconds"])
     for name, groups, one in compared(attentions):
         cells = [middle_and_most(groups.get(group)) for group in names]
         for group in ("embedding", "all parameters"):
             cells.append(f"{groups[group]['relative'][0]:.2g}")
-        yield row([f"`{name}`", *cells, f"{one['seconds']:.0f}"])
+        yield row([f"`{name}`", *cells, *seconds(one)])
 
 
 def cosine_rows(attentions: Mapping[str, Any]) -> Iterator[str]:
@@ -162,12 +169,16 @@ def section(data: Mapping[str, Any]) -> Iterator[str]:
     yield f"\n## {data['device']}\n\n"
     if loss is not None:
         documents = loss["documents"]
-        dates = sorted({one["date"] for one in loss["attentions"].values()})
+        dates, own = (
+            sorted({one[name] for one in loss["attentions"].values()})
+            for name in ("date", "flamia-ref")
+        )
         yield (
-            f"{dates[-1]}; {versions}.\n"
+            f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}; flamia-ref {', '.join(own)}, {versions}.\n"
             f"{documents['documents']} documents of {documents['length']} tokens, {documents['tokens']} in all, of"
             f" {data['text']['from']}; SHA-256 of paths and tokens {documents['sha256_of_tokens'][:16]}.\n"
-            f"Seconds are of one run, compiling included.\n\n"
+            "Seconds are of one run, compiling included; CPU seconds those of all cores together, which others that use"
+            " the machine make no longer.\n\n"
         )
         yield from loss_rows(loss["attentions"])
         if all(name in loss["attentions"] for name in BASE_LINES):

@@ -131,6 +131,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     structure_command.add_arguments(structured)
 
+    from flamia_ref.leakage.safeguarding import command as safeguards_command
+
+    studied = _command(
+        leak,
+        "safeguards",
+        "try every safeguard on the uses of a recipe that leak: safe or not, error, work, bytes",
+        _leak_safeguards,
+        safeguards_command.EPILOG,
+    )
+    safeguards_command.add_arguments(studied)
+
     from flamia_ref.leakage.search import options as hunt_options
 
     hunted = _command(
@@ -262,6 +273,18 @@ def _leak_structure(options: argparse.Namespace) -> Result:
     if options.png is not None:
         _console.write(options.png, found.to_png())
         text += f"\nwrote {options.png}"
+    return found.exit_code, text, found.to_json()
+
+
+def _leak_safeguards(options: argparse.Namespace) -> Result:
+    from flamia_ref.leakage.safeguarding.command import run
+
+    _require_picture(options.picture, options)
+    found = run(_recipe(options.recipe), options, _console.progress())
+    text = found.to_text()
+    if options.picture is not None:
+        _console.write(options.picture, found.to_png())
+        text += f"\nwrote {options.picture}"
     return found.exit_code, text, found.to_json()
 
 

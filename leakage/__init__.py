@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from flamia_ref.leakage.legal import LEGAL as LEGAL
     from flamia_ref.leakage.legal import Severity as Severity
     from flamia_ref.leakage.proof import prove as prove
+    from flamia_ref.leakage.safeguarding.alternatives import Alternative as Alternative
+    from flamia_ref.leakage.safeguarding.study_report import SafeguardsStudy as SafeguardsStudy
+    from flamia_ref.leakage.safeguarding.study_samples import StudySample as StudySample
+    from flamia_ref.leakage.safeguarding.studying import safeguards_study as safeguards_study
     from flamia_ref.leakage.search.hunt_report import HuntReport as HuntReport
     from flamia_ref.leakage.search.hunt_report import HuntVerdict as HuntVerdict
     from flamia_ref.leakage.search.hunting import hunt as hunt
@@ -37,6 +41,10 @@ else:
             "information.report": ["CapacityReport"],
             "legal": ["LEGAL", "Severity"],
             "proof": ["prove"],
+            "safeguarding.alternatives": ["Alternative"],
+            "safeguarding.study_report": ["SafeguardsStudy"],
+            "safeguarding.study_samples": ["StudySample"],
+            "safeguarding.studying": ["safeguards_study"],
             "search.hunt_report": ["HuntReport", "HuntVerdict"],
             "search.hunting": ["hunt"],
             "search.witnesses": ["FoundWitness"],

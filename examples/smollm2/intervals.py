@@ -4,6 +4,7 @@ Tokens of one document are no independent draws, so documents are what is drawn,
 other documents like these. With few documents it is rough, and rather too short than too long.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -34,7 +35,9 @@ def mean(
     """
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or not array.size:
-        raise ValueError(f"values have shape {array.shape}; give at least one value, one a document")
+        raise ValueError(
+            f"values have shape {array.shape}; give at least one value, one a document"
+        )
     if not np.isfinite(array).all():
         raise ValueError("a document's value is NaN or infinite; it has no mean")
     drawn = np.random.default_rng(seed).integers(0, array.size, (resamples, array.size))
@@ -50,3 +53,17 @@ def paired(values: Sequence[float], reference: Sequence[float], **options: Any) 
             f"{len(values)} values and {len(reference)} of the reference; pairs need equally many"
         )
     return mean(np.subtract(values, reference), **options)
+
+
+def summary(entry: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
+    """The figures of one attention: the mean loss, and how far it is from the reference's, with intervals."""
+    values = entry["document_nll"]
+    bad = sum(not math.isfinite(value) for value in values)
+    if bad:
+        return {"documents_without_a_loss": bad}
+    nll = mean(values)
+    return {
+        "nll": nll._asdict(),
+        "perplexity": math.exp(nll.mean),
+        "difference": paired(values, reference["document_nll"])._asdict(),
+    }

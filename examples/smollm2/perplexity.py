@@ -1,13 +1,11 @@
 """The next-token loss of the model by document, with one attention after another."""
 
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from examples.smollm2 import intervals
 from examples.smollm2.model import attending, losses
 from examples.smollm2.texts import Document
 from flamia_ref.attention import Recipe
@@ -29,18 +27,4 @@ def measured(
         "seconds": round(time.perf_counter() - start, 1),
         "cpu_seconds": round(time.process_time() - used, 1),
         "document_nll": values,
-    }
-
-
-def summary(entry: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
-    """The figures of one attention: the mean loss, and how far it is from the reference's, with intervals."""
-    values = entry["document_nll"]
-    bad = sum(not math.isfinite(value) for value in values)
-    if bad:
-        return {"documents_without_a_loss": bad}
-    nll = intervals.mean(values)
-    return {
-        "nll": nll._asdict(),
-        "perplexity": math.exp(nll.mean),
-        "difference": intervals.paired(values, reference["document_nll"])._asdict(),
     }

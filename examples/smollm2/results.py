@@ -1,4 +1,4 @@
-"""The file of results: what was measured, of what, where and when. It grows by further attentions of the same set-up."""
+"""The file of results: what was measured, of what, where and when. Attentions of the same set-up are added to it."""
 
 import importlib.metadata
 import json
@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from examples.smollm2.sources import TEXT, WEIGHTS, Source
+from flamia_ref import __version__
 
 SCHEMA = 1
-PACKAGES = ("flamia-ref", "torch", "transformers", "jax", "numpy")
+PACKAGES = ("torch", "transformers", "jax", "numpy")
 
 
 def setup(device: str) -> dict[str, Any]:
-    """What results depend on besides the documents: the device, the versions, the weights, the source of the text."""
+    """What results depend on besides the documents: the device, the versions, the weights, the source of the text.
+
+    The version of this package is kept with each entry: recipes keep their bits from version to version.
+    """
     return {
         "schema": SCHEMA,
         "device": _device(device),
@@ -54,7 +58,8 @@ class Results:
 
     def add(self, section: str, name: str, entry: dict[str, Any], command: str) -> None:
         """Put an entry in the place of an older one, and write the file."""
-        dated = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "command": command}
+        today = time.strftime("%Y-%m-%d", time.gmtime())
+        dated = {"date": today, "flamia-ref": __version__, "command": command}
         self.data[section]["attentions"][name] = dated | _rounded(entry)
         if self._path is not None:
             text = json.dumps(self.data, indent=1, allow_nan=False) + "\n"
@@ -99,9 +104,7 @@ def _versions() -> dict[str, str]:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            from flamia_ref import __version__
-
-            found[name] = __version__ if name == "flamia-ref" else "none"
+            found[name] = "none"
     return found
 
 

@@ -1,7 +1,7 @@
 """Documents: the beginnings of files of a source archive, prose and code in turn, each cut at one length.
 
-Which files: those of Django's `docs/` that are prose in reStructuredText (.txt) and of its package that are Python, each
-kind in the order of the SHA-256 of the path, so that neighbours have nothing to do with each other; files of fewer
+Which files: those of Django's `docs/` that are prose in reStructuredText (.txt) and of its package that are Python,
+each kind in the order of the SHA-256 of the path, so that neighbours have nothing to do with each other; files of fewer
 tokens than the length are passed over. All documents have one length: programs are compiled once.
 """
 

@@ -96,9 +96,7 @@ def _power(fraction: Array) -> Array:
     square = upper * upper
     cube = (upper * (square >> HALF)) >> HALF
     growth = (
-        (first >> np.uint64(16))
-        + (square >> np.uint64(33))
-        + ((cube * _SIXTH) >> np.uint64(48))
+        (first >> np.uint64(16)) + (square >> np.uint64(33)) + ((cube * _SIXTH) >> np.uint64(48))
     )
     return scale + high(scale, growth)
 
@@ -144,7 +142,9 @@ def scaled_log(significand: Array, exponent: Array) -> tuple[Array, Array]:
     whole = xp.abs(exponent) - (negative & (fraction != 0)).astype(np.int32)
     part = high(rest, _LN2)
     many = whole.astype(np.uint64)
-    above = ((many * (_LN2 >> HALF)) << np.uint64(24)) + ((many * (_LN2 & LOW_HALF)) >> np.uint64(8))
+    above = ((many * (_LN2 >> HALF)) << np.uint64(24)) + (
+        (many * (_LN2 & LOW_HALF)) >> np.uint64(8)
+    )
     number = xp.where(whole != 0, above + (part >> np.uint64(8)), part)
     unit = xp.where(whole != 0, -56, -64)
     # T of x = 1 + t.

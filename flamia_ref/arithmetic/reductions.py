@@ -249,12 +249,11 @@ REDUCTIONS = Registry(
             Reduction(
                 lanes=4,
                 vector=2,
-                begins="term",
                 exchanges=(2, 1),
                 evidence=Evidence.SOURCE,
-                source="flash-attention, hopper/softmax.h at 2291ed13, utils.h at 099fd5e1: each tile by "
-                "itself, its lanes are added to the lanes so far, and exchange after the last tile. "
-                "Columns of a thread: PTX ISA, wgmma, fragment of D",
+                source="flash-attention 7a802796, hopper/softmax.h, thread_reduce_ and quad_allreduce_: each lane "
+                "begins with its sum so far, and they exchange after the last tile. Columns of a thread: PTX ISA, "
+                "wgmma, fragment of D",
             ),
         ),
         (

@@ -17,6 +17,8 @@ from flamia_ref.attention.recipe import Recipe
 
 Figures = Mapping[str, Mapping[str, float]]
 
+Inputs = tuple[Values, Values, Values, Values | None]  # q, k, v, dout
+
 _EVERY: frozenset[Use] = frozenset(Use)
 _FORWARD = frozenset(use for use in Use if use.split(".")[0] in ("s", "o"))
 
@@ -88,10 +90,7 @@ class Attribution:
 
 
 def modelled(
-    q: Values,
-    k: Values,
-    v: Values,
-    dout: Values | None,
+    arrays: Inputs,
     recipe: Recipe,
     shape: Shape,
     sink: Values | None,
@@ -101,6 +100,7 @@ def modelled(
 ) -> dict[str, Values]:
     """out and, for a dout, dq, dk and dv of the float64 model of a recipe, with the quantizers of some uses. `out`
     where it is known."""
+    q, k, v, dout = arrays
     attended: dict[str, Any] = {
         "softmax_scale": shape.softmax_scale,
         "softcap": shape.softcap,
@@ -117,25 +117,22 @@ def modelled(
 
 
 def measured(
-    q: Values,
-    k: Values,
-    v: Values,
-    dout: Values | None,
+    arrays: Inputs,
     recipe: Recipe,
     shape: Shape,
     sink: Values | None,
     simulated: Mapping[str, Values],
     reference: Mapping[str, Values],
 ) -> Attribution:
-    """The attribution of the `simulated` results, against the float64 attention in `reference`. `dout` None: the
+    """The attribution of the `simulated` results, against the float64 attention in `reference`. Without a dout the
     forward's alone. Everything is rounded to the recipe's input format already."""
-    uses = tuple(use for use, _ in recipe.uses() if dout is not None or use in _FORWARD)
+    uses = tuple(use for use, _ in recipe.uses() if arrays[3] is not None or use in _FORWARD)
 
     outs: dict[frozenset[Use], Values] = {}
 
     def model(on: frozenset[Use]) -> dict[str, Values]:
         ahead = on & _FORWARD  # what is behind out does not change it
-        found = modelled(q, k, v, dout, recipe, shape, sink, on, out=outs.get(ahead))
+        found = modelled(arrays, recipe, shape, sink, on, out=outs.get(ahead))
         outs.setdefault(ahead, found["out"])
         return found
 

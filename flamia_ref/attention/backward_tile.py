@@ -156,8 +156,6 @@ def _delta(dout: Array, out: Array, order: DeltaSum) -> Array:
             half = sides.rounded_bfloat16(_float32.multiply(out, dout))
             threads = REDUCTIONS["cudnn.mxfp8.delta"]
             return reductions.reduce(_padded(half, threads.dealt), threads, 1)
-        case DeltaSum.PRODUCTS_ASCENDING:
-            return reductions.reduce(_float32.multiply(out, dout), REDUCTIONS["ascending"], 1)
 
 
 @_backend.jit(static=("recipe",))

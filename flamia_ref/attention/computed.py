@@ -224,9 +224,14 @@ def _check_descaled(recipe: Recipe, use: Use) -> None:
         )
     if use is Use.O_V:
         why = "o.right.scope is 'head', whose descale multiplies 1 / the row sum"
-        allowed = ("reciprocal", "zero_safe_reciprocal", "division")
+        allowed = ("reciprocal", "zero_safe_reciprocal", "zeroing_reciprocal", "division")
         _require(recipe, "softmax.normalisation", recipe.softmax.normalisation, allowed, why)
         _require(recipe, "softmax.base", recipe.softmax.base, ("raw_max", "integer_max"), why)
+    elif recipe.softmax.lse == "scale_fma":
+        raise ValueError(
+            f"recipe {recipe.name!r} has {path}.scope = 'head' with softmax.lse = 'scale_fma', which takes no descales;"
+            " take 'factor_fma' or 'log2_fma'"
+        )
     if recipe.product(use.split(".")[0]).guarded:
         raise ValueError(
             f"recipe {recipe.name!r} has {path}.scope = 'head' in a product with guarded blocks, which take no"

@@ -158,7 +158,9 @@ def _c4(run: Run) -> Property:
     halves = "half the out gives exactly half the delta"
     details = [halves if found.halved else halves.replace("gives", "does not give")]
     if run.recipe.backward.gradient.delta_source == "high_precision_out":
-        details.append("delta takes high_precision_out, the O of P in bfloat16 that the forward keeps")
+        details.append(
+            "delta takes high_precision_out, the O of P in bfloat16 that the forward keeps"
+        )
     figures = {"returned": found.returned, "unrounded": found.unrounded}
     return _property("C4", holds, finding, figures, details)
 

@@ -69,7 +69,9 @@ def forward(
     return _forward(given, given.parts())
 
 
-def forward_rows(q: Any, k: Any, v: Any, queries: npt.NDArray[np.int64], **attended: Any) -> Forward:
+def forward_rows(
+    q: Any, k: Any, v: Any, queries: npt.NDArray[np.int64], **attended: Any
+) -> Forward:
     """`forward` of some packed queries alone, ascending: their rows of out and lse. `attended`: all keywords of it."""
     given = _Given({"q": q, "k": k, "v": v}, **attended)
     heads, kv_heads = given.values[0].shape[1], given.values[1].shape[1]

@@ -314,7 +314,15 @@ def end(
     if v_nan is not None:
         o = xp.where(v_nan[:, None, :], _float32.NAN, o)
     return row_end.finished(
-        o, state.row_max, state.row_sum, sink, unseen, factors.c, recipe.softmax, descale
+        o,
+        state.row_max,
+        state.row_sum,
+        sink,
+        unseen,
+        factors.c,
+        recipe.softmax,
+        descale,
+        factors.natural,
     )
 
 

@@ -322,6 +322,10 @@ def check_range(shape: Shape) -> None:
 
 def factors(shape: Shape, softmax: Softmax, rounding: ScoreFactor) -> Factors:
     """The constants between S and the exponent as float32 bits, c rounded as `rounding` says."""
+    if shape.softcap is not None and softmax.softcap == "folded":
+        quotient = float(_narrowed(shape.softmax_scale) / _narrowed(shape.softcap))
+        before = _checked_quotient(quotient, 1.0)
+        return Factors(score_factor(shape.softcap, rounding), _word(before), _word(np.float32(1)))
     if shape.softcap is not None:
         before = _checked_quotient(shape.softmax_scale, shape.softcap)
         return Factors(LOG2_E, _word(before), _word(np.float32(shape.softcap)))
@@ -330,7 +334,8 @@ def factors(shape: Shape, softmax: Softmax, rounding: ScoreFactor) -> Factors:
         if not _is_normal(before):
             raise _bad_score_factor(shape.softmax_scale)
         return Factors(LOG2_E, _word(before))
-    return Factors(score_factor(shape.softmax_scale, rounding))
+    natural = _word(_narrowed(shape.softmax_scale)) if softmax.lse == "scale_fma" else None
+    return Factors(score_factor(shape.softmax_scale, rounding), natural=natural)
 
 
 def _checked_quotient(softmax_scale: float, softcap: float) -> np.float32:

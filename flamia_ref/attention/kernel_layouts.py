@@ -67,8 +67,9 @@ class KernelLayout:
     """One orientation of one copy. A pytree once JAX is in use.
 
     Attributes:
-        payload: codes, those of the values in bfloat16 where the operand is dequantized, row-wise [heads, rows, channels] with channels filled up to whole instruction steps (64 of FP4,
-            else 32), column-wise [heads, channels, rows]. FP4 is two codes a byte along the last axis.
+        payload: codes, those of the values in bfloat16 where the operand is dequantized; row-wise [heads, rows,
+            channels] with channels filled up to whole instruction steps (64 of FP4, else 32), column-wise [heads,
+            channels, rows]. FP4 is two codes a byte along the last axis.
         scales: scale bytes in tiles of 128x4, row-wise [heads, row tiles, channel tiles, 512], column-wise [heads, row
             tiles, channel planes, 512]; None for operands without scales.
         token_scales: e8m0 bytes [heads, rows] that stand beside the tiled scales: those that the other operand takes

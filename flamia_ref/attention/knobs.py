@@ -28,8 +28,6 @@ class DeltaSum(StrEnum):
     """Float32 products; threads add vectors of 8 channels, then a butterfly at distance 1, 2, 4, ..."""
     HALF_PRODUCTS = "half_products"
     """Products rounded to bfloat16; 8 threads add pairs of channels, then a butterfly at distance 4, 2, 1."""
-    PRODUCTS_ASCENDING = "products_ascending"
-    """Float32 products, added one after the other, ascending from +0."""
 
 
 ScoreFactor = Literal["exact_product", "float64_product", "float32_product", "float32_scale"]
@@ -70,7 +68,7 @@ class Softmax(Data):
     """The softmax between S and P.
 
     With a soft cap, S becomes S' = softcap tanh(S (softmax_scale / softcap)), each product and the quotient rounded,
-    and c is the float32 log2(e).
+    and c is the float32 log2(e); `softcap` says how else.
 
     Attributes:
         exp2, log2, reciprocal, tanh: models of the special functions. With the base "natural_max" those of e^x and of
@@ -78,21 +76,24 @@ class Softmax(Data):
         emulated: columns whose 2^x is computed otherwise, in the forward.
         score: "folded": softmax_scale is in c. "scaled": S' = S softmax_scale, rounded, and c is the float32 log2(e).
         score_factor: how c is rounded where softmax_scale is in it.
+        softcap: "scaled": as above. "folded": S' = tanh(S (softmax_scale / softcap)), the quotient that of float32
+            factors, and softcap is in c, in place of softmax_scale.
         base: "integer_max": with t = S c, n = ceil(t), the row maximum of n, so that a rescale is an exact exponent
             add. "raw_max": of S. "scaled_max": of S c, from -3.4028235e38. "natural_max": of S', which score "scaled"
             makes, NaN winning; P = e^(S' - base), the difference rounded, and a sum is rescaled by e^(old - new). A
             sink is the base and 1 the row sum before the first key tile.
         exp2_argument: "split": x = fma(S, c, -n), and 2^x then has its exponent raised by n - base. "fused": x =
             fma(S, c, offset - base), the base in units of S c. "unfused": the same, the product rounded first; with
-            the base "natural_max" it stands for the two roundings of S' - base.
+            the base "natural_max" it stands for the two roundings of S' - base. "fused_base", with the base "raw_max"
+            only: x = fma(S, c, -fma(base, c, -p_offset)).
         mask_value: a finite score that masked pairs have; they then count in the row maximum and in the row sum, and
             reach the output where no visible score is far above it. None: they are selected out.
         rescale_threshold: how far, in units of `threshold_unit`, the maximum may pass the base before the base follows.
         threshold_unit: "log2", with the base "natural_max" by the float32 of T ln 2; or "natural", with that base only.
         p_offset: P is 2^p_offset times the probability relative to the base, and so are the row sum and O's
             accumulator. 0 with the base "natural_max".
-        p_scale: a factor of P, of its sums and of O's accumulator besides, by the float32 log2(p_scale) in the exponent: x
-            = fma(S, c, -fma(base, c, -log2(p_scale))). 1 for none of it.
+        p_scale: a factor of P, of its sums and of O's accumulator besides, by the float32 log2(p_scale) in the
+            exponent: x = fma(S, c, -fma(base, c, -log2(p_scale))). 1 for none of it.
         p_scaling: "exponent": P as O's product takes it has the factor 2^p_offset alone. "static_scale": it is divided
             by its operand's static scale before it is encoded, which the product gives back.
         p_overflow: a P that passes its element. "refused": a recipe that lets it is none. "saturated": it is the
@@ -102,18 +103,23 @@ class Softmax(Data):
             ((L0+L2)+(L4+L6)) + ((L1+L3)+(L5+L7)). "two_lanes": even and odd columns, each 64 ascending, these added,
             then onto the rescaled sum by a fused multiply-add; the lanes are added at the end. "ascending": onto the
             rescaled sum, one column after another. "by_tiles": one column after another from +0, then that onto the
-            rescaled sum. "bfloat16_butterfly", of tiles of 32 keys: rounded to bfloat16, each
-            column is added to the one at distance 1, the sums to those at distance 4, 2, 16 and 8, all in bfloat16;
-            then onto the rescaled sum by a fused multiply-add. "octets": four lanes, each adds columns of its own onto its
-            rescaled sum, the first by a fused multiply-add: lane r takes the columns from 8 r to 8 r + 7 of each 32; at
-            the end (L0+L1) + (L2+L3).
+            rescaled sum. "bfloat16_butterfly", of tiles of 32 keys: rounded to bfloat16, each column is added to the
+            one at distance 1, the sums to those at distance 4, 2, 16 and 8, all in bfloat16; then onto the rescaled sum
+            by a fused multiply-add. "octets": four lanes, each adds columns of its own onto its rescaled sum, the first
+            by a fused multiply-add: lane r takes the columns from 8 r to 8 r + 7 of each 32; at the end (L0+L1) +
+            (L2+L3). "quads": likewise, but lane r takes columns 2 r and 2 r + 1 of each 8, and at the
+            end they are added (L0+L2) + (L1+L3). "halved_lanes": as "eight_lanes", but lanes 0 and 1 both start at the
+            sum so far times half the factor that rescales it, each product rounded.
         row_sum_of: "p": the float32 P. "codes": P as O's product takes it, without a scale that it took over.
         normalisation: "reciprocal": O times the reciprocal model. "zero_safe_reciprocal": that, of 1 for a row sum
-            that is 0 or NaN. "zeroing_reciprocal": that, with a factor of 0 for such a row sum. "division": O times 1 / max(row sum, 1e-30), the quotient rounded once. "quotient": O /
-            row sum, rounded once. "clamped_quotient": O / max(row sum, 1), a NaN of the sum kept.
+            that is 0 or NaN. "zeroing_reciprocal": that, with a factor of 0 for such a row sum. "division": O times 1 /
+            max(row sum, 1e-30), the quotient rounded once. "quotient": O / row sum, rounded once. "clamped_quotient": O
+            / max(row sum, 1), a NaN of the sum kept.
         lse: "log2_sum": ((base - p_offset) + log2(sum)) ln 2. "log2_fma": fma(base, c, log2(sum) - p_offset) ln 2.
             "natural_fma": fma(base, ln 2, log2(sum) ln 2) - p_offset ln 2. "natural_sum": base + ln(sum), with the
-            base "natural_max" and only there.
+            base "natural_max" and only there. "factor_fma": fma(base, c ln 2, log2(sum times 1 / that of P) ln 2), each
+            product rounded, -inf for a sum that is 0 or NaN. "scale_fma": fma(base, softmax_scale, log2(sum times 1 /
+            that of P) ln 2); 1 for softmax_scale where S' has it. The last two and "log2_fma" go with the base "raw_max" and only there.
         combine: how the splits of a document's keys come together. "every_split": each split's share is normalised,
             then applied. "scales_first": the same, but shares that are 0 or NaN are left out. "divide_last": weights
             are applied, those of NaN left out, then their sum divides.
@@ -126,8 +132,9 @@ class Softmax(Data):
     emulated: EmulatedColumns | None = None
     score: Literal["folded", "scaled"] = "folded"
     score_factor: ScoreFactor = "exact_product"
+    softcap: Literal["scaled", "folded"] = added(2, "scaled")
     base: Literal["integer_max", "raw_max", "scaled_max", "natural_max"] = "integer_max"
-    exp2_argument: Literal["split", "fused", "unfused"] = "split"
+    exp2_argument: Literal["split", "fused", "unfused", "fused_base"] = "split"
     mask_value: float | None = None
     rescale_threshold: int = 0
     threshold_unit: Literal["log2", "natural"] = added(2, "log2")
@@ -136,7 +143,16 @@ class Softmax(Data):
     p_scaling: Literal["exponent", "static_scale"] = added(2, "exponent")
     p_overflow: Literal["refused", "saturated", "zero"] = added(2, "refused")
     nan_p: Literal["kept", "zero"] = added(2, "kept")
-    row_sum: Literal["eight_lanes", "two_lanes", "ascending", "by_tiles", "bfloat16_butterfly", "octets"] = "eight_lanes"
+    row_sum: Literal[
+        "eight_lanes",
+        "two_lanes",
+        "ascending",
+        "by_tiles",
+        "bfloat16_butterfly",
+        "octets",
+        "quads",
+        "halved_lanes",
+    ] = "eight_lanes"
     row_sum_of: Literal["p", "codes"] = "p"
     normalisation: Literal[
         "reciprocal",
@@ -144,7 +160,9 @@ class Softmax(Data):
         "zeroing_reciprocal",
         "division", "quotient", "clamped_quotient"
     ] = "reciprocal"
-    lse: Literal["log2_sum", "log2_fma", "natural_fma", "natural_sum"] = "log2_sum"
+    lse: Literal[
+        "log2_sum", "log2_fma", "natural_fma", "natural_sum", "factor_fma", "scale_fma"
+    ] = "log2_sum"
     combine: Literal["every_split", "scales_first", "divide_last"] = "every_split"
 
     def __post_init__(self) -> None:
@@ -164,6 +182,11 @@ class Softmax(Data):
                 f"exp2_argument is 'split' with base {self.base!r}; the exponent n - base is an integer only with base"
                 " 'integer_max'"
             )
+        if self.exp2_argument == "fused_base" and self.base != "raw_max":
+            raise ValueError(
+                f"exp2_argument is 'fused_base' with base {self.base!r}; the base is multiplied by c only with base"
+                " 'raw_max'"
+            )
         self._check_natural()
         if not 1 <= self.p_scale <= _LARGEST_P_SCALE:
             raise ValueError(
@@ -178,10 +201,15 @@ class Softmax(Data):
                 f"p_scale is {self.p_scale} with base {self.base!r}, exp2_argument {self.exp2_argument!r} and p_offset"
                 f" {self.p_offset}; its logarithm is fused with the base of 'raw_max' and 'fused', and p_offset is 0"
             )
-        if (self.lse == "log2_fma") != (self.base == "raw_max"):
+        if (self.lse in _OF_RAW_BASE) != (self.base == "raw_max"):
             raise ValueError(
-                f"lse is {self.lse!r} with base {self.base!r}; 'log2_fma' takes a base in units of S, which 'raw_max'"
-                " alone is"
+                f"lse is {self.lse!r} with base {self.base!r}; {', '.join(map(repr, _OF_RAW_BASE))} take a base in units"
+                " of S, which 'raw_max' alone is"
+            )
+        if self.row_sum == "halved_lanes" and self.base == "integer_max":
+            raise ValueError(
+                "row_sum is 'halved_lanes' with base 'integer_max'; it halves the factor that rescales a sum, which a"
+                " base that shifts sums does not have"
             )
         if self.mask_value is not None and not _is_negative(self.mask_value):
             raise ValueError(
@@ -222,6 +250,9 @@ class Softmax(Data):
         for function in ("exp2", "log2"):
             _check_model(_NATURAL[function], getattr(self, function))
 
+
+_OF_RAW_BASE = ("log2_fma", "factor_fma", "scale_fma")
+"""The forms of lse that take a base in units of S."""
 
 _NATURAL = {"exp2": "exp", "log2": "log"}
 """The functions that stand in place of those of base 2 with a base in natural units."""

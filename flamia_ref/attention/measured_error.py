@@ -173,7 +173,7 @@ def error(
     rounded = {name: _backend.host(getattr(given, name)).view(np.float32) for name in "qkv"}
     if sink is not None:
         attended["sink"] = sink = inputs.native(_backend.host(sink))
-    wide = [x.astype(np.float64) for x in rounded.values()]
+    wide_q, wide_k, wide_v = (x.astype(np.float64) for x in rounded.values())
 
     results: dict[str, ErrorSums] = {}
     found: dict[str, Values] = {}
@@ -181,12 +181,12 @@ def error(
     rows = np.arange(mask.queries.tokens) if chosen_queries is None else chosen_queries
     if chosen_queries is None:
         ahead, mass = observed.forward(given, chosen, sink)
-        exact = float64.forward(*wide, **attended)
+        exact = float64.forward(wide_q, wide_k, wide_v, **attended)
         found["out"] = ahead.out
         out, lse = _wide(ahead.out), _wide(ahead.lse).T
     else:
         out, lse, mass = observed.rows(given, chosen, rows, sink)
-        exact = float64.forward_rows(*wide, rows, **attended)
+        exact = float64.forward_rows(wide_q, wide_k, wide_v, rows, **attended)
     place = error_sums.cells(mask.queries, starts, rows)
     shape = (len(mask.queries), len(starts))
     reference = {"out": exact.out}
@@ -197,8 +197,8 @@ def error(
     if dout is not None and chosen.has_backward:
         (bits,) = inputs.rounded_bits({"dout": dout}).values()
         narrow = _backend.host(bits).view(np.float32)
-        back, sums = observed.backward(*rounded.values(), narrow, ahead)
-        wanted = float64.backward(*wide, narrow.astype(np.float64), **attended)
+        back, sums = observed.backward(**rounded, dout=narrow, ahead=ahead)
+        wanted = float64.backward(wide_q, wide_k, wide_v, narrow.astype(np.float64), **attended)
         key_place = error_sums.cells(mask.keys, starts, np.arange(mask.keys.tokens))
         for name in GRADIENTS:
             found[name], reference[name] = getattr(back, name), getattr(wanted, name)
@@ -212,8 +212,7 @@ def error(
         if "dq" in found:
             wide_dout = narrow.astype(np.float64)
         added = attributed.measured(
-            *wide,
-            wide_dout,
+            (wide_q, wide_k, wide_v, wide_dout),
             chosen,
             given.shape,
             None if sink is None else sink.astype(np.float64),

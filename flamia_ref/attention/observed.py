@@ -75,10 +75,9 @@ class _Mass(_Sums):
             return
         run, mine = self.run, [keys[at] for at in here]
         name = pair_names(run.recipe)[Use.O_P]
-        p, codes, scales = (
-            None if x is None else _backend.host(x)[here]
-            for x in (stages.get(one) for one in ("p", f"{name}.codes", f"{name}.scales"))
-        )
+        p, codes = (_backend.host(stages[one])[here] for one in ("p", f"{name}.codes"))
+        scales = stages.get(f"{name}.scales")
+        scales = None if scales is None else _backend.host(scales)[here]
         tiles, key_first = _tiles_of(run, mine, *p.shape[1:])
         tokens = tiles.key_tokens(key_first)
         fold = run.rows(Use.O_V, tokens, tiles.head // run.group).fold

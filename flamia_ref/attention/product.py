@@ -42,8 +42,8 @@ class Scope(StrEnum):
     """All tokens of one document and all heads that share a key/value head: a float32 descale of amax / 448, 1 for an
     amax of 0."""
     LARGEST_SCORE = "largest_score"
-    """Of P alone: the largest score of the block's keys, by the exponential that gives P, over the largest element. P is
-    divided by it before it is rounded to the scale format."""
+    """Of P alone: the largest score of the block's keys, by the exponential that gives P, over the largest element. P
+    is divided by it before it is rounded to the scale format."""
     STATIC = "static"
     """Nothing: one constant, `static_scale`."""
     UNIT = "unit"
@@ -123,10 +123,10 @@ class Operand(Data):
         guard: what the use does in guarded blocks.
         dequantized: fake quantization: the product takes the values of the codes, rounded to bfloat16, and no scales.
         smoothing: what is taken off the values before they are quantized, with the difference rounded to bfloat16.
-            "document_mean": of k in S, its mean over a document's tokens, channel by channel: float32 sums of 128 tokens
-            each, ascending, these added ascending, times fl(1 / tokens), rounded to bfloat16. The scores of a row all
-            lose the same, so lse does, and O does not. "tile_mean": of q in S, its mean over the tokens of a query
-            tile, those past the document's end as zeros: a butterfly of bfloat16 additions at the distances of
+            "document_mean": of k in S, its mean over a document's tokens, channel by channel: float32 sums of 128
+            tokens each, ascending, these added ascending, times fl(1 / tokens), rounded to bfloat16. The scores of a
+            row all lose the same, so lse does, and O does not. "tile_mean": of q in S, its mean over the tokens of a
+            query tile, those past the document's end as zeros: a butterfly of bfloat16 additions at the distances of
             `smoothing.BUTTERFLIES`, times 1 / tokens. S begins at the product of that mean and of k as it is before it
             is quantized, by `correction_instruction`, rounded to bfloat16.
     """

@@ -150,7 +150,7 @@ class Recipe(Data):
             reach *= math.log2(math.e)
         if softmax.p_scaling == "static_scale" and static is not None:
             reach += 127 - static
-        return reach + softmax.p_offset
+        return reach + softmax.p_log2
 
     def operand(self, use: Use | str) -> Operand:
         """The operand of one use, by its name such as "dk.q"."""

@@ -54,9 +54,11 @@ def finished(
     c: Array,
     softmax: Softmax,
     descale: Array | None = None,
+    natural: Array | None = None,
 ) -> Row:
     """O and lse from the accumulator, the maximum and the sum `lanes` [tiles, rows, lanes] of all key tiles. `sink`
-    [tiles], `unseen` [tiles, rows]: rows that see no key; `descale` [tiles]: what O is multiplied by besides."""
+    [tiles], `unseen` [tiles, rows]: rows that see no key; `descale` [tiles]: what O is multiplied by besides; `natural`:
+    as of `Factors`."""
     xp = _backend.namespace(o, row_max)
     row_sum = softmaxes.total(lanes, softmax)
     if softmax.mask_value is not None:  # what masked pairs left in rows of nothing else
@@ -73,7 +75,7 @@ def finished(
         if sink is not None:
             with_sink = _integer_sink if softmax.base == "integer_max" else _raw_sink
             o, row_max, row_sum = with_sink(o, row_max, row_sum, sink[:, None], c, softmax)
-        lse = _log_sum_exp(row_max, row_sum, c, softmax)
+        lse = _log_sum_exp(row_max, row_sum, c, softmax, natural)
         if sink is None:
             lse = xp.where(dead, NEGATIVE_INFINITY, lse)
         else:
@@ -245,11 +247,23 @@ def _clamped_inverse(row_sum: Array) -> Array:
     return _float32.divide(one, _float32.maximum_number(row_sum, _SMALLEST_SUM))
 
 
-def _log_sum_exp(row_max: Array, row_sum: Array, c: Array, softmax: Softmax) -> Array:
+def _log_sum_exp(
+    row_max: Array, row_sum: Array, c: Array, softmax: Softmax, natural: Array | None = None
+) -> Array:
     """lse of rows that are not dead."""
     if softmax.lse == "natural_sum":
         return _float32.add(row_max, special.log_bits(row_sum, model=softmax.log2))
     xp = _backend.namespace(row_max, row_sum)
+    if softmax.lse in ("factor_fma", "scale_fma"):
+        unit = np.float32(2.0**-softmax.p_offset / softmax.p_scale).view(np.uint32)
+        log2 = special.log2_bits(_float32.multiply(row_sum, np.uint32(unit)), model=softmax.log2)
+        log = _float32.multiply(log2, LN_2)
+        if softmax.lse == "scale_fma":
+            factor = softmaxes.against(_float32.ONE if natural is None else natural, row_max)
+            return _float32.fma(row_max, factor, log)
+        factor = softmaxes.against(_float32.multiply(c, LN_2), row_max)
+        lse = _float32.fma(row_max, factor, log)
+        return xp.where(_no_sum(row_sum), NEGATIVE_INFINITY, lse)
     log2 = special.log2_bits(row_sum, model=softmax.log2)
     offset = integer(softmax.p_offset)
     match softmax.lse:

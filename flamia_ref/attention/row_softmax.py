@@ -49,9 +49,7 @@ def completed(run: BackwardRun, prologue: Prologue) -> Prologue:
     return prologue._replace(base=row_max, total=total)
 
 
-def _passed(
-    run: BackwardRun, prologue: Prologue, start: Array, step: Step, width: int
-) -> Array:
+def _passed(run: BackwardRun, prologue: Prologue, start: Array, step: Step, width: int) -> Array:
     """What `step` makes of the pairs of each row, key tiles ascending, from `start` in the first lane: [rows, width]."""
     values = Values(
         run._with_last(prologue.base, 0),

@@ -44,8 +44,8 @@ class Rows(NamedTuple):
         scales: over channels [tiles, rows, channel blocks], over rows [row blocks, tiles, channels]; None for operands
             without scales.
         fold: [tiles, rows], the scales that the other side takes instead.
-        high: bfloat16 codes for guarded blocks, [tiles, rows, channels]; for a product that is corrected those of the mean
-            that was taken off the left side, and of the right side before it was quantized.
+        high: bfloat16 codes for guarded blocks, [tiles, rows, channels]; for a product that is corrected those of the
+            mean that was taken off the left side, and of the right side before it was quantized.
         shift: int32 [tiles, rows], powers of two that a product over channels is multiplied by, where rows have such a
             scale besides those of their blocks.
     """

@@ -21,13 +21,19 @@ NEGATIVE_INFINITY = _float32.INFINITY | _float32.SIGN
 LOWEST = np.uint32(0xFF7FFFFF)  # -3.4028235e38, which stands for a masked score
 LOG2_E = np.uint32(0x3FB8AA3B)
 LN_2 = np.uint32(0x3F317218)
+_HALF = np.uint32(0x3F000000)
 _ROW_SUMS = {
     "eight_lanes": REDUCTIONS["fa4.row_sum"],
     "two_lanes": REDUCTIONS["cudnn.mxfp8.row_sum"],
     "ascending": REDUCTIONS["ascending"],
     "by_tiles": REDUCTIONS["ascending"],
     "octets": REDUCTIONS["sage3.row_sum"],
+    "quads": REDUCTIONS["fa3.row_sum"],
+    "halved_lanes": REDUCTIONS["fa4.row_sum"],
 }
+FUSED_LANES = ("octets", "quads")
+"""The row sums whose lanes are rescaled as the first term of a tile is added."""
+
 BUTTERFLY = (1, 4, 2, 16, 8)
 """The distances at which the columns of a tile of 32 are added in bfloat16."""
 
@@ -39,11 +45,13 @@ class Factors(NamedTuple):
         c: of the scores, to log2 units.
         before: what S is multiplied by first; None where nothing is.
         cap: of a soft cap, what tanh is multiplied by; None without.
+        natural: of the scores, to natural units, where lse takes that; None elsewhere.
     """
 
     c: Array
     before: Array | None = None
     cap: Array | None = None
+    natural: Array | None = None
 
 
 class Probabilities(NamedTuple):
@@ -70,7 +78,7 @@ def start_max(softmax: Softmax) -> np.uint32:
 
 def lanes(softmax: Softmax) -> int:
     """Partial sums that a row carries from key tile to key tile."""
-    return {"two_lanes": 2, "octets": 4}.get(softmax.row_sum, 1)
+    return {"two_lanes": 2, "octets": 4, "quads": 4}.get(softmax.row_sum, 1)
 
 
 def scores(s: Array, factors: Factors, softmax: Softmax) -> tuple[Array, Array | None]:
@@ -186,10 +194,11 @@ def offset_of(base: Array, c: Array, softmax: Softmax) -> Array:
     offset = integer(softmax.p_offset)
     if softmax.base != "raw_max":
         return _float32.negate(_float32.subtract(base, offset))
-    if softmax.p_scale == 1:
+    if softmax.p_scale == 1 and softmax.exp2_argument != "fused_base":
         return _float32.subtract(offset, _float32.multiply(base, against(c, base)))
     xp = _backend.namespace(base)
-    lift = xp.full(base.shape, _float32.negate(log2_of(softmax.p_scale)), dtype=np.uint32)
+    of_p = offset if softmax.p_scale == 1 else log2_of(softmax.p_scale)
+    lift = xp.full(base.shape, _float32.negate(of_p), dtype=np.uint32)
     return _float32.negate(_float32.fma(base, xp.broadcast_to(against(c, base), base.shape), lift))
 
 
@@ -382,8 +391,12 @@ def rescaled(x: Array, rescale: Array, softmax: Softmax) -> Array:
 
 def summed(row_sum: Array, rescale: Array, p: Array, softmax: Softmax) -> Array:
     """The row sum [tiles, rows, lanes] after the columns of `p`, or of what counts for it."""
-    if softmax.row_sum == "octets":
-        return _octets(row_sum, rescale, p, softmax)
+    if softmax.row_sum in FUSED_LANES:
+        return _fused_lanes(row_sum, rescale, p, softmax)
+    if softmax.row_sum == "halved_lanes":
+        half = _float32.multiply(rescale, _HALF)
+        start = rescaled(row_sum[:, :, 0], half, softmax)
+        return _onto_both(start, start, p)[:, :, None]
     if softmax.row_sum == "bfloat16_butterfly":
         new = _bfloat16_sum(p)[:, :, None]
     else:
@@ -409,9 +422,9 @@ def _bfloat16_sum(p: Array) -> Array:
     return x
 
 
-def _octets(row_sum: Array, rescale: Array, p: Array, softmax: Softmax) -> Array:
+def _fused_lanes(row_sum: Array, rescale: Array, p: Array, softmax: Softmax) -> Array:
     """The sums of four lanes; the first term of each is added as its sum is rescaled."""
-    order = _ROW_SUMS["octets"]
+    order = _ROW_SUMS[softmax.row_sum]
     columns = np.arange(p.shape[2])
     first = (columns < order.dealt) & (columns % order.vector == 0)
     terms, factor = p[:, :, np.flatnonzero(first)], rescale[:, :, None]
@@ -437,8 +450,11 @@ def carried(sums: Array, terms: Array, softmax: Softmax) -> Array:
     if softmax.row_sum == "bfloat16_butterfly":
         return _float32.add(sums, _bfloat16_sum(terms)[:, :, None])
     order = _ROW_SUMS[softmax.row_sum]
-    if softmax.row_sum == "octets":
+    if softmax.row_sum in FUSED_LANES:
         return reductions.partial_sums(terms, order, 2, sums)
+    if softmax.row_sum == "halved_lanes":
+        half = _float32.multiply(sums[:, :, 0], _HALF)
+        return _onto_both(half, half, terms)[:, :, None]
     if softmax.row_sum != "two_lanes":
         return _onto(sums[:, :, 0], terms, softmax)[:, :, None]
     return _float32.add(sums, reductions.partial_sums(terms, order, 2))
@@ -450,6 +466,14 @@ def _onto(start: Array, terms: Array, softmax: Softmax) -> Array:
     if softmax.row_sum == "by_tiles":
         return _float32.add(start, reductions.reduce(terms, order, 2))
     return reductions.reduce(terms, order, 2, start)
+
+
+def _onto_both(first: Array, second: Array, terms: Array) -> Array:
+    """Sums [tiles, rows] after the columns of `terms` in eight lanes, of which two start from what there is."""
+    order, xp = _ROW_SUMS["halved_lanes"], _backend.namespace(first, terms)
+    zero = xp.zeros_like(first)
+    start = xp.stack([first, second, *[zero] * (order.lanes - 2)], axis=-1)
+    return reductions.combine(reductions.partial_sums(terms, order, 2, start), order)
 
 
 def integer(value: int) -> np.uint32:

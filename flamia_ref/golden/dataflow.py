@@ -261,9 +261,7 @@ class _Builder:
         return self.recipe.backward.gradient.delta_source == "high_precision_out"
 
     def _copy_of(self, product: str, tensor: str) -> Copy:
-        return next(
-            one for one in self.copies if one.tensor == tensor and product in one.products
-        )
+        return next(one for one in self.copies if one.tensor == tensor and product in one.products)
 
     def _copy(self, name: str) -> Copy:
         return next(copy for copy in self.copies if copy.name == name)

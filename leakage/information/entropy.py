@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,53 +106,41 @@ def coin(rate: float) -> float:
 
 def interval(successes: int, trials: int, error: float = 1 - CONFIDENCE) -> tuple[float, float]:
     """The exact interval of a rate (Clopper and Pearson): each side wrong with at most half of `error`."""
-    low, high = 0.0, 1.0
-    if successes > 0:
-        # The rate at which so many or more have half of the error.
-        low = _where(lambda p: 1 - _at_most(successes - 1, trials, p), error / 2)
-    if successes < trials:
-        high = 1 - _where(lambda p: 1 - _at_most(trials - successes - 1, trials, p), error / 2)
+    # The rate at which so many or more have half of the error, and that at which so many or fewer have it.
+    low = _reached(successes, trials, error / 2) if successes > 0 else 0.0
+    high = 1 - _reached(trials - successes, trials, error / 2) if successes < trials else 1.0
     return low, high
 
 
-def _where(rising: Callable[[float], float], level: float) -> float:
-    """Where an increasing function of a rate reaches a level, from below."""
+def _reached(successes: int, trials: int, level: float) -> float:
+    """The rate, from below, at which the probability of so many successes or more reaches a level."""
+    count = np.arange(successes, trials + 1)
+    ways = np.array(
+        [
+            math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1)
+            for k in count.tolist()
+        ]
+    )
     low, high = 0.0, 1.0
-    for _ in range(60):
+    for _ in range(50):
         middle = (low + high) / 2
-        if rising(middle) < level:
+        logs = ways + count * math.log(middle) + (trials - count) * math.log1p(-middle)
+        if np.exp(logs).sum() < level:
             low = middle
         else:
             high = middle
     return low
 
 
-def _at_most(successes: int, trials: int, rate: float) -> float:
-    """The probability of at most so many successes."""
-    if successes >= trials:
-        return 1.0
-    if rate <= 0:
-        return 1.0
-    if rate >= 1:
-        return 0.0
-    logs = [
-        math.lgamma(trials + 1)
-        - math.lgamma(k + 1)
-        - math.lgamma(trials - k + 1)
-        + k * math.log(rate)
-        + (trials - k) * math.log1p(-rate)
-        for k in range(successes + 1)
-    ]
-    return min(1.0, math.fsum(math.exp(one) for one in logs))
-
-
 def _high(frequencies: NDArray[np.int64], seed: int) -> float:
     if len(frequencies) < 2:
         return 0.0
     source = np.random.Generator(np.random.PCG64(seed))
-    shares = frequencies / frequencies.sum()
-    drawn = source.multinomial(int(frequencies.sum()), shares, size=_RESAMPLES)
-    found = np.array([corrected(one) for one in drawn])
+    count = int(frequencies.sum())
+    drawn = source.multinomial(count, frequencies / count, size=_RESAMPLES)
+    shares = np.maximum(drawn, 1) / count  # a share of 0 counts for nothing below
+    found = -np.where(drawn > 0, shares * np.log2(shares), 0).sum(axis=1)
+    found += ((drawn > 0).sum(axis=1) - 1) / (2 * count * math.log(2))
     centre = corrected(frequencies)
     # The basic bootstrap: resampling is biased downwards as sampling is, so its errors are turned over.
     return max(centre, float(2 * centre - np.quantile(found, (1 - CONFIDENCE) / 2)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from flamia_ref.attention.copies import INPUT_USES, OVER_CHANNELS, copy_names
+from flamia_ref.attention.copies import OVER_CHANNELS, copy_names
 from flamia_ref.attention.product import Guard, Scope, Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.leakage.sharing.coupling import PAIR_USES

@@ -141,7 +141,7 @@ class _Draft:
                 if product_of(use) == product:
                     self.operands[use] = _HIGH
         self._separate()
-        products = {
+        products: dict[str, Any] = {
             product: self._product(product, one) for product, one in self.recipe.products()
         }
         changed = [x for x, one in self.recipe.products() if products[x] != one]
@@ -200,9 +200,7 @@ class _Draft:
         )
 
     def _one_row(self, use: Use) -> Operand:
-        return Operand(
-            format=self._rule_of(use), block=(1, 32) if use in _OVER_KEYS else (32, 1)
-        )
+        return Operand(format=self._rule_of(use), block=(1, 32) if use in _OVER_KEYS else (32, 1))
 
     def _static(self, use: Use, operand: Operand) -> Operand:
         if operand.scope in (Scope.HEAD, Scope.UNIT):
@@ -216,7 +214,7 @@ class _Draft:
         return Operand(format="e4m3", scope=Scope.STATIC, static_scale=self._constant(use))
 
     def _separate(self) -> None:
-        """A use that differs from the one whose codes it takes, or whose codes something is folded into, has its own."""
+        """Give a use codes of its own that differs from the one whose codes it takes, or takes a scale."""
         for use, operand in self.operands.items():
             source = operand.same_codes_as
             if source is None:
@@ -248,9 +246,7 @@ class _Draft:
             )
             for side in (True, False)
         )
-        guarded = Guard.NONE not in (left.guard, right.guard) or (
-            Guard.HIGH_PRECISION_WHERE_CUT in (left.guard, right.guard)
-        )
+        guarded = Guard.HIGH_PRECISION_WHERE_CUT in (left.guard, right.guard)
         instruction = _HIGH_INSTRUCTION if name in self.high else product.instruction
         guard = (product.guard_instruction or _HIGH_INSTRUCTION) if guarded else None
         return replace(

@@ -10,8 +10,13 @@ from flamia_ref.attention.copies import INPUT_USES
 from flamia_ref.attention.memory import bytes_kept
 from flamia_ref.attention.protection import safeguards
 from flamia_ref.attention.recipe import Recipe
+from flamia_ref.packing import Documents, Mask
 
-_OVER_VALUES = ("o", "dp", "dv")  # products whose multiply-accumulates are a pair's times the channels of v
+_OVER_VALUES = (
+    "o",
+    "dp",
+    "dv",
+)  # products whose multiply-accumulates are a pair's times the channels of v
 
 
 class Costs:
@@ -21,7 +26,11 @@ class Costs:
         self, length: int, *, head_dim: int, value_dim: int, causal: bool, window: Any
     ) -> None:
         self.length, self.head_dim, self.value_dim = length, head_dim, value_dim
-        self._mask = {"causal": causal, "window": window}
+        self._settings = {"causal": causal, "window": window}
+        documents = Documents((0, length))
+        self.mask = Mask.of(
+            documents, documents, causal=causal, window=window, alignment="bottom_right"
+        )
         self._shares: dict[Any, Fraction] = {}
         self._bytes: dict[Any, int] = {}
 
@@ -30,7 +39,7 @@ class Costs:
         by 32 keys with a visible pair."""
         keys = dict(recipe.products())
         if any(key not in self._shares for key in keys.items()):
-            for one in safeguards(recipe, lengths=(self.length,), **self._mask):
+            for one in safeguards(recipe, lengths=(self.length,), **self._settings):
                 product = one.use.split(".")[0]
                 self._shares[product, keys[product]] = one.high_precision
         return {name: self._shares[name, product] for name, product in keys.items()}
@@ -47,8 +56,8 @@ class Costs:
         )
 
     def kept(self, recipe: Recipe) -> int:
-        """Bytes that the backward needs kept for one head: copies of q, k and v, bfloat16 values for guarded blocks, and
-        what the forward saves; 0 without a backward. dO is there anyway."""
+        """Bytes that the backward needs kept for one head: copies of q, k and v, bfloat16 values for guarded blocks,
+        and what the forward saves; 0 without a backward. dO is there anyway."""
         if not recipe.has_backward:
             return 0
         key = _kept_by(recipe)
@@ -73,4 +82,3 @@ def _kept_by(recipe: Recipe) -> Any:
         recipe.guard_operands,
         recipe.gradient and (recipe.gradient.delta_source, recipe.gradient.p_for_dv),
     )
-

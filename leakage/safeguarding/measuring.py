@@ -41,7 +41,9 @@ class Measurer:
             "softmax_scale": sample.softmax_scale,
         }
         documents = sample.documents
-        self.mask = Mask.of(documents, documents, causal=causal, window=window, alignment="bottom_right")
+        self.mask = Mask.of(
+            documents, documents, causal=causal, window=window, alignment="bottom_right"
+        )
         self.runs = 0
         self._found: dict[Any, float] = {}
 
@@ -85,7 +87,6 @@ class Measurer:
         return replace(recipe, **parts)
 
     def _run(self, recipe: Recipe) -> None:
-        x = self.sample
         self.runs += 1
         found = self._error(recipe)
         for name, key in _keys(recipe).items():

@@ -25,9 +25,7 @@ _BEFORE = {
 _RIDGE = 1e-3  # of a squared error's size: holds down what no measurement separates
 
 
-def predicted(
-    recipes: Sequence[Recipe], errors: Sequence[Errors | None]
-) -> Numbers:
+def predicted(recipes: Sequence[Recipe], errors: Sequence[Errors | None]) -> Numbers:
     """The root mean square of the results' errors of each recipe, from those that are measured.
 
     For each result the squared error is taken as a sum over the operands of the products that it comes of, fitted to

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from flamia_ref.attention.recipe import Recipe
@@ -29,6 +30,8 @@ class SafeguardsStudy:
         contradictory: combinations that no recipe is.
         missing: combinations that may be on the front and were not measured, as the runs were spent.
         runs: runs of the simulator.
+        guarded, guarded_at: the share of guarded blocks, of those with a visible pair, in the sample and at each
+            length of `at`.
         exhaustive: whether all were measured.
     """
 
@@ -49,6 +52,8 @@ class SafeguardsStudy:
     contradictory: int
     missing: int
     runs: int
+    guarded: Fraction
+    guarded_at: tuple[Fraction, ...]
     exhaustive: bool
 
     @property

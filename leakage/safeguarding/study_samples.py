@@ -57,10 +57,12 @@ def synthetic(lengths: Sequence[int], head_dim: int) -> StudySample:
 
 
 def _times(x: Values, factor: Any) -> Values:
-    return (x.astype(np.float64) * factor).astype(ml_dtypes.bfloat16)
+    found: Values = (x.astype(np.float64) * factor).astype(ml_dtypes.bfloat16)
+    return found
 
 
 _ARRAYS = ("q_bits", "k_bits", "v_bits", "dout_bits")
+_NEEDED = (*_ARRAYS, "cu_seqlens", "softmax_scale")
 
 
 def from_file(path: str | Path, tokens: int) -> StudySample:
@@ -74,14 +76,14 @@ def from_file(path: str | Path, tokens: int) -> StudySample:
     """
     try:
         with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in (*_ARRAYS, "cu_seqlens", "softmax_scale")}
-    except KeyError as error:
-        raise ValueError(
-            f"{path} has no {error.args[0]!r}; it must be an .npz file with {', '.join(_ARRAYS)}, cu_seqlens and"
-            " softmax_scale"
-        ) from None
+            found = {name: file[name] for name in _NEEDED if name in file}
     except (ValueError, EOFError, TypeError) as error:
         raise ValueError(f"{path} is no .npz file of arrays: {error}") from None
+    missing = [name for name in _NEEDED if name not in found]
+    if missing:
+        raise ValueError(
+            f"{path} has no {', '.join(missing)}; it must be an .npz file with {', '.join(_NEEDED)}"
+        )
     arrays = [found[name] for name in _ARRAYS]
     q, k, v, dout = arrays
     if any(x.dtype != np.uint16 or x.ndim != 3 or not x.size for x in arrays) or not (
@@ -94,11 +96,11 @@ def from_file(path: str | Path, tokens: int) -> StudySample:
         )
     offsets = found["cu_seqlens"]
     if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or offsets[-1:].tolist() != [len(q)]:
-        raise ValueError(f"{path} has cu_seqlens {shown(offsets.tolist())}; it must end with {len(q)}")
+        raise ValueError(
+            f"{path} has cu_seqlens {shown(offsets.tolist())}; it must end with {len(q)}"
+        )
     kept = min(tokens, len(q))
-    documents = Documents.from_cu_seqlens(
-        [*(int(x) for x in offsets if x < kept), kept], kept
-    )
+    documents = Documents.from_cu_seqlens([*(int(x) for x in offsets if x < kept), kept], kept)
     q, k, v, dout = (np.ascontiguousarray(x[:kept, :1]).view(ml_dtypes.bfloat16) for x in arrays)
     return StudySample(
         name=Path(path).name,

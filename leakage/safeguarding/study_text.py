@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 def describe(study: SafeguardsStudy) -> str:
     """Return the study as lines of text, without a newline at the end."""
-    return "\n".join([*_setting(study), *_alone(study), "", *_front(study), *_others(study)])
+    if not study.groups:
+        return "\n".join(_setting(study))
+    parts = (_setting(study), _alone(study), [""], _front(study), _others(study), _notes(study))
+    return "\n".join(line for part in parts for line in part)
 
 
 def _setting(study: SafeguardsStudy) -> Iterator[str]:
@@ -75,6 +78,24 @@ def _alone(study: SafeguardsStudy) -> Iterator[str]:
         yield from dict.fromkeys(reasons)
 
 
+def _notes(study: SafeguardsStudy) -> Iterator[str]:
+    """What the figures do not show by themselves."""
+    kinds = {choice for point in study.points for choice in point.choices.values()}
+    if Alternative.GUARDED in kinds or any(
+        product.guarded for _, product in study.recipe.products()
+    ):
+        shares = ", ".join(
+            f"{100 * float(share):.1f}% at {length}"
+            for length, share in zip(study.at, study.guarded_at, strict=True)
+        )
+        yield (
+            f"note: guarded blocks are {100 * float(study.guarded):.1f}% of the blocks with a visible pair here and"
+            f" {shares} tokens: what they save of the error is less there"
+        )
+    if Alternative.STATIC in kinds:
+        yield "note: a static scale holds values of up to 16 times the sample's largest; beyond that they saturate"
+
+
 def _front(study: SafeguardsStudy) -> Iterator[str]:
     yield _counts(study)
     if study.missing:
@@ -112,7 +133,9 @@ def _choices(point: StudyPoint) -> str:
 
 def _counts(study: SafeguardsStudy) -> str:
     leaking = study.possible - study.safe
-    text = f"{study.possible} combinations are computed, {leaking} of them with a use that leaks alone"
+    text = (
+        f"{study.possible} combinations are computed, {leaking} of them with a use that leaks alone"
+    )
     text += f"; of the {study.safe} others"
     if study.contradictory:
         text += f", {study.contradictory} contradict themselves, and"
@@ -124,11 +147,7 @@ def _counts(study: SafeguardsStudy) -> str:
 
 def _others(study: SafeguardsStudy) -> Iterator[str]:
     """Registered recipes that are points and not on the front."""
-    rows = [
-        _row(study, point, "")
-        for point in study.points
-        if point.names and not point.front
-    ]
+    rows = [_row(study, point, "") for point in study.points if point.names and not point.front]
     if rows:
         yield ""
         yield "registered recipes with the products of other points:"
@@ -140,6 +159,6 @@ def _others(study: SafeguardsStudy) -> Iterator[str]:
 def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
     rows = [[str(cell) for cell in row] for row in rows]
     width = max(map(len, rows))
-    yield from (f"  {text}" for text in columns([[*row, *[""] * (width - len(row))] for row in rows]))
-
-
+    yield from (
+        f"  {text}" for text in columns([[*row, *[""] * (width - len(row))] for row in rows])
+    )

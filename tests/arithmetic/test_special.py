@@ -11,7 +11,14 @@ import pytest
 
 from flamia_ref import _float32, arithmetic
 from flamia_ref import _mufu as mufu
-from flamia_ref.arithmetic import correct, correct_log2, correct_tanh, polynomial, special
+from flamia_ref.arithmetic import (
+    correct,
+    correct_log2,
+    correct_natural,
+    correct_tanh,
+    polynomial,
+    special,
+)
 from flamia_ref.evidence import Evidence
 
 PAIRS = [
@@ -20,6 +27,8 @@ PAIRS = [
     ("exp2", "correct"),
     ("log2", "mufu.sm90"),
     ("log2", "correct"),
+    ("exp", "correct"),
+    ("log", "correct"),
     ("reciprocal", "mufu.sm90"),
     ("reciprocal", "correct"),
     ("tanh", "mufu.sm90"),
@@ -147,6 +156,8 @@ def test_models() -> None:
         ("exp2", "correct", correct.exp2_bits),
         ("exp2", "polynomial3", polynomial.exp2_bits),
         ("log2", "correct", correct_log2.log2_bits),
+        ("exp", "correct", correct_natural.exp_bits),
+        ("log", "correct", correct_natural.log_bits),
         ("reciprocal", "correct", lambda x: _float32.divide(_float32.ONE, x)),
         ("tanh", "correct", correct_tanh.tanh_bits),
         ("exp2", "mufu.sm90", mufu.exp2_bits),

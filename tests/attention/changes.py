@@ -72,8 +72,8 @@ def _others(name: str, kind: Any) -> tuple[Any, ...]:
         return typing.get_args(kind)
     if kind is bool:
         return (False, True)
-    if dataclasses.is_dataclass(kind):
-        return ()
+    if any(dataclasses.is_dataclass(one) for one in (kind, *typing.get_args(kind))):
+        return ()  # its own fields change instead; a backward is there or not as a whole
     raise NotImplementedError(f"no sample of {name}, {kind}")
 
 

@@ -163,8 +163,8 @@ def arrays():
 
 def modelled(arrays, name, on):
     shape = inputs.Shape(Mask(Documents((0, TOKENS)), Documents((0, TOKENS))), SCALE, None)
-    wide = [x[:, None] for x in arrays]
-    found = attribution.modelled(*wide, RECIPES[name], shape, None, on)
+    wide = tuple(x[:, None] for x in arrays)
+    found = attribution.modelled(wide, RECIPES[name], shape, None, on)
     return {result: x[:, 0] for result, x in found.items()}
 
 
@@ -255,9 +255,9 @@ def test_the_simulator_is_the_model_but_for_its_arithmetic(name):
     narrow = (sample.q, sample.k, sample.v)
     found = attention.error(*narrow, name, dout=sample.dout, cu_seqlens=offsets)
     shape = inputs.Shape(Mask(sample.documents, sample.documents), SCALE, None)
-    wide = [x.astype(np.float64) for x in narrow]
+    wide = (x.astype(np.float64) for x in narrow)
     dout = sample.dout.astype(np.float64) if RECIPES[name].has_backward else None
-    model = attribution.modelled(*wide, dout, RECIPES[name], shape, None, EVERY)
+    model = attribution.modelled((*wide, dout), RECIPES[name], shape, None, EVERY)
     ahead = attention.forward(*narrow, name, cu_seqlens=offsets)
     real = {"out": ahead.out}
     if dout is not None:

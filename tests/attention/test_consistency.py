@@ -25,6 +25,7 @@ from flamia_ref.attention.findings import TITLES, Verdict
 from flamia_ref.attention.product import Guard, Scope
 from flamia_ref.formats import dequantize, quantize
 from tests.attention.samples import BF16
+from tests.independent import nvfp4
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FA4, CUDNN, PV_BF16 = (RECIPES[name] for name in ("bf16-fa4", "cudnn-mxfp8", "cudnn-mxfp8-pv-bf16"))
@@ -254,6 +255,33 @@ def test_c4_by_the_source_of_delta(recipe, source: str, verdict: Verdict) -> Non
     found = measures.traced(mine, samples.bell(SMALL, *SHAPE), causal=True)
     assert consistency._c4(found).verdict is verdict
     assert measures.delta(found).halved == (verdict is Verdict.HOLDS)
+
+
+def test_c4_of_an_o_of_high_precision() -> None:
+    """It is none of the two: P in bfloat16 is more than a rounding of O away."""
+    found = measures.traced(RECIPES["attn-qat-nvfp4"], samples.bell(SMALL, *SHAPE), causal=True)
+    one = consistency._c4(found)
+    assert one.verdict is Verdict.BROKEN
+    assert "delta takes high_precision_out, the O of P in bfloat16 that the forward keeps" in one.details
+    delta = measures.delta(found)
+    assert not delta.halved
+    assert min(delta.returned, delta.unrounded) > 2**-9
+
+
+def test_c3_of_scales_that_are_no_powers_of_two() -> None:
+    """P of both passes by the codes and scales that exact rationals give, brought to one base."""
+    sample = samples.bell((20,), 1, 1, 16)
+    found = measures.traced(RECIPES["attn-qat-nvfp4"], sample, causal=True)
+    seen = np.tril(np.ones((20, 20), bool))
+    relative = []
+    for p in (found.forward.trace["p"][0], found.backward.trace["p.dv"][0]):
+        values = nvfp4.values(nvfp4.rows(p[0].view(np.uint32).tolist()))
+        rounded = (np.array(values, np.uint32) << 16).view(np.float32).astype(np.float64)
+        relative.append(np.where(seen, rounded / np.where(seen, p[0], 1), 0))
+    differing = int((np.abs(relative[0] - relative[1]) > 2.0**-12 * np.maximum(*relative)).sum())
+    count = measures.two_roundings(found)
+    assert (count.differing, count.elements) == (differing, int(seen.sum()))
+    assert 0 < differing < seen.sum()
 
 
 def test_c3_where_dv_takes_the_rounded_p_of_the_forward() -> None:

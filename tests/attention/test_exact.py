@@ -96,6 +96,7 @@ def check(recipe, forward, mask, queries=QUERIES, keys=KEYS, softcap=None, sink=
 DAILY_MASKS = {
     "bf16-fa4": ("causal", "window, bottom-right"),
     "cudnn-mxfp8": ("full", "left window, top-left"),
+    "attn-qat-nvfp4": ("causal",),
     "flamia-mxfp8": ("causal", "window, bottom-right"),
     "flamia-mxfp8-folded": ("full", "left window, top-left"),
     "flamia-nvfp4-fp8-ue4m3": ("causal",),

@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from flamia_ref.attention import Forward
+from flamia_ref.attention import RECIPES, Forward
 from flamia_ref.attention.inputs import score_factor
+from flamia_ref.attention.stages import kept_for_backward
 from tests.attention.passes import passes, with_dout
 from tests.attention.samples import (
     BF16,
@@ -25,7 +26,8 @@ from tests.independent import factors
 NAMES = tuple(independent.RECIPES)
 """All recipes but those in FP4, which `tests/independent/engine.py` computes."""
 
-RESULTS = ("out", "dq", "dk", "dv")  # bfloat16 there, float32 of the same values here
+# bfloat16 there, float32 of the same values here
+RESULTS = ("out", "high_precision_out", "dq", "dk", "dv")
 
 
 def compare(
@@ -42,7 +44,11 @@ def compare(
     )
     given = None
     if out is not None:
-        given = Forward.from_kernel(out, lse, recipe, cu_seqlens=cu_seqlens, **options)
+        kept = kept_for_backward(RECIPES[recipe])  # by its own forward there too
+        saved = {name: expected[name].view(BF16).astype(np.float32) for name in kept}
+        given = Forward.from_kernel(
+            out, lse, recipe, saved=saved, cu_seqlens=cu_seqlens, **options
+        )
     found = passes(q, k, v, dout, recipe, given=given, cu_seqlens=cu_seqlens, **options)
     assert set(found) == set(expected)
     for name, value in found.items():

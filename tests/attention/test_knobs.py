@@ -16,6 +16,7 @@ from tests.attention.samples import BF16, bits, cancelling
 from tests.attention.shapes import Shape, run
 
 FOLDED, CUDNN, FA4 = "flamia-mxfp8-folded", "cudnn-mxfp8", "bf16-fa4"
+REFERENCE = "cudnn-mxfp8-reference"
 QAT, CUDNN_BF16 = "attn-qat-nvfp4", "cudnn-mxfp8-pv-bf16"
 GUARDED, FP4, UE4M3 = "flamia-mxfp8", "flamia-nvfp4-fp8", "flamia-nvfp4-fp8-ue4m3"
 
@@ -143,6 +144,16 @@ CASES: list[tuple[str, Changes, Changes, str, str]] = [
     (FOLDED, {}, {"softmax.row_sum": "two_lanes"}, "plain", "row_sum"),
     (FOLDED, {}, {"softmax.row_sum": "ascending"}, "plain", "row_sum"),
     (CUDNN, {}, {"softmax.row_sum": "ascending"}, "plain", "row_sum"),
+    (REFERENCE, {}, {"softmax.row_sum": "ascending"}, "plain", "row_sum"),
+    (CUDNN, {}, {"softmax.row_sum": "by_tiles"}, "plain", "row_sum"),
+    (REFERENCE, {}, {"softmax.rescale_threshold": 0}, "sharp", "p"),
+    (REFERENCE, {"softmax.rescale_threshold": 1}, {"softmax.threshold_unit": "log2"}, "sharp", "p"),
+    (REFERENCE, {}, {"softmax.p_scaling": "exponent"}, "plain", "o.p codes"),
+    (REFERENCE, {}, {"softmax.normalisation": "division"}, "plain", "o"),
+    (REFERENCE, {}, {"gradient.normalisation": "lse"}, "plain", "p.dv"),
+    (REFERENCE, {}, {"gradient.softmax_scale": "in_ds"}, "plain", "ds"),
+    (CUDNN, {}, {"gradient.softmax_scale": "times_ds"}, "plain", "ds"),
+    (CUDNN, {}, {"softmax.normalisation": "clamped_quotient"}, "plain", "o"),
     (FOLDED, {}, {"softmax.row_sum_of": "codes"}, "plain", "row_sum"),
     (FA4, {}, {"softmax.row_sum_of": "codes"}, "plain", "row_sum"),
     (GUARDED, {}, {"softmax.row_sum_of": "codes"}, "plain", "row_sum"),

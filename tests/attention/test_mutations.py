@@ -150,7 +150,7 @@ def test_a_mask_off_by_one(recipe: str, off: int, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe", [name for name in NAMES if RECIPES[name].softmax.normalisation != "quotient"]
+    "recipe", [name for name in NAMES if "quotient" not in RECIPES[name].softmax.normalisation]
 )
 def test_the_row_sum_divided_out_twice(recipe: str, monkeypatch) -> None:
     original = row_end._inverse
@@ -270,6 +270,14 @@ def test_the_scale_of_p_missing(recipe: str, path: str, value: int, first: str) 
         ("attn-qat-nvfp4", "gradient.delta", "fma_ascending", "delta"),
         ("attn-qat-nvfp4", "o.left.format", "sage3-nvfp4", "p.o.codes"),
         ("attn-qat-nvfp4", "dv.left.format", "sage3-nvfp4", "p.dv.codes"),
+        ("cudnn-mxfp8-reference", "s.instruction", "exact", "s"),
+        ("cudnn-mxfp8-reference", "softmax.p_scaling", "exponent", "p.o.codes"),
+        ("cudnn-mxfp8-reference", "softmax.row_sum", "eight_lanes", "row_sum"),
+        ("cudnn-mxfp8-reference", "softmax.normalisation", "division", "o"),
+        ("cudnn-mxfp8-reference", "gradient.delta", "half_products", "delta"),
+        ("cudnn-mxfp8-reference", "gradient.normalisation", "lse", "p.dv"),
+        ("cudnn-mxfp8-reference", "gradient.softmax_scale", "in_ds", "ds"),
+        ("cudnn-mxfp8-reference", "gradient.softmax_scale", "epilogue", "ds"),
         ("flamia-mxfp8-folded", "softmax.exp2", "correct", "p"),
         ("flamia-mxfp8-folded", "softmax.normalisation", "division", "o"),
         ("flamia-mxfp8-folded", "o.left.format", "ocp-mx-floor-e4m3", "p.o.codes"),
@@ -278,6 +286,46 @@ def test_the_scale_of_p_missing(recipe: str, path: str, value: int, first: str) 
 )
 def test_other_fields(recipe: str, path: str, value, first: str) -> None:
     assert departures(changed(RECIPES[recipe], path, value))[0] == first
+
+
+@functools.cache
+def rising():
+    """128 keys with scores near 0 and one 3.75 above them in the next tile; a score 6.25 above; a NaN."""
+    q, k, v, dout, cu_seqlens = with_dout(bell, 2, [129, 3, 3], 1, 1, 4)
+    q, k = (x * np.float32(0.125).astype(BF16) for x in (q, k))
+    q[128, 0], k[128, 0] = [1, 0, 0, 0], [7.5, 0, 0, 0]  # softmax_scale is 1 / 2
+    q[131, 0], k[131, 0] = [1, 0, 0, 0], [12.5, 0, 0, 0]
+    k[134] = np.nan
+    wanted = independent.run(
+        "cudnn-mxfp8-reference", *(x.view(np.uint16) for x in (q, k, v)), None, cu_seqlens
+    )
+    return (q, k, v), cu_seqlens, wanted
+
+
+def test_a_base_in_natural_units_where_scores_rise() -> None:
+    """The threshold, its unit, and what becomes of a P that passes its element and of one that is NaN."""
+    (q, k, v), cu_seqlens, wanted = rising()
+    recipe = RECIPES["cudnn-mxfp8-reference"]
+    for path, value, first in (
+        ("softmax.rescale_threshold", 4, None),
+        ("softmax.rescale_threshold", 3, "p"),
+        ("softmax.threshold_unit", "log2", "p"),
+        ("softmax.p_overflow", "saturated", "p.o.codes"),
+        ("softmax.nan_p", "kept", "p"),
+        ("softmax.normalisation", "quotient", "o"),
+    ):
+        other = changed(recipe, path, value)
+        found = attention.forward(
+            q, k, v, other, cu_seqlens=cu_seqlens, trace=forward_stages(other)
+        )
+        named = {**found.trace, "out": found.out, "lse": found.lse}
+        departed = [name for name in named if not same(named[name], wanted[name])]
+        order = [name for name in (*forward_stages(other), "out", "lse") if name in departed]
+        assert order[:1] == ([] if first is None else [first]), path
+    p, codes = (wanted[name][0][0, 128] for name in ("p", "p.o.codes"))
+    assert p.view(np.float32)[128] > 29
+    assert codes[128] == 0
+    assert (codes[:128] > 0).all()
 
 
 def test_heads_dealt_out_in_turn(monkeypatch) -> None:

@@ -12,6 +12,7 @@ from jax.extend.core import jaxprs_in_params
 
 from flamia_ref import attention
 from flamia_ref.attention import RECIPES, Forward, Recipe
+from flamia_ref.attention.stages import kept_for_backward
 from tests.attention.changes import with_changes
 from tests.attention.passes import passes, with_dout
 from tests.attention.samples import assert_same, bell
@@ -84,7 +85,10 @@ def programs(recipe: str) -> tuple[set[str], set[str]]:
             return attention.forward(q, k, v, recipe, cu_seqlens=cu_seqlens, causal=causal)
 
         def backward(q, k, v, dout, out, lse, causal=causal):
-            one = Forward.from_kernel(out, lse, recipe, cu_seqlens=cu_seqlens, causal=causal)
+            saved = {name: out.astype(jnp.float32) for name in kept_for_backward(RECIPES[recipe])}
+            one = Forward.from_kernel(
+                out, lse, recipe, saved=saved, cu_seqlens=cu_seqlens, causal=causal
+            )
             return attention.backward(q, k, v, dout, one).dq
 
         lse = jnp.zeros((2, 40), jnp.float32)

@@ -4,8 +4,10 @@ It has a forward alone. Faults are looked for on one pack, whose first document 
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from flamia_ref.attention import (
     softmax,
 )
 from flamia_ref.attention.computed import check_computed
+from flamia_ref.attention.inputs import score_factor
 from flamia_ref.attention.product import Accumulation, Operand, Product, Scope, TileOrder
 from flamia_ref.formats import PRESETS, decode_bits, encode_bits
 from flamia_ref.packing import Documents, Mask
@@ -42,7 +45,7 @@ from tests.attention.samples import (
     with_specials,
 )
 from tests.independent import attention as independent
-from tests.independent import sage
+from tests.independent import factors, float32, sage
 
 NAME = "sage3-nvfp4"
 RECIPE = RECIPES[NAME]
@@ -120,17 +123,6 @@ def test_every_stage(make, lengths, heads, channels, causal) -> None:
     assert departures(results(RECIPE, *arrays, cu_seqlens, causal=causal), wanted) == []
 
 
-def test_numpy_and_jax_agree() -> None:
-    jnp = pytest.importorskip("jax.numpy")
-    arrays, cu_seqlens = given()
-    found = results(RECIPE, *(jnp.asarray(x) for x in arrays), cu_seqlens)
-    assert departures({name: _host(x) for name, x in found.items()}, expected()) == []
-
-
-def _host(x: Any) -> Any:
-    return [np.asarray(one) for one in x] if isinstance(x, list) else np.asarray(x)
-
-
 WITHOUT_Q = replace(
     RECIPE.s, left=replace(RECIPE.s.left, smoothing="none"), correction_instruction=None
 )
@@ -150,7 +142,6 @@ WITHOUT_Q = replace(
         ("softmax.row_sum", "ascending", "row_sum"),
         ("softmax.row_sum", "two_lanes", "row_sum"),
         ("softmax.normalisation", "quotient", "o"),
-        ("softmax.score_factor", "float32_product", "p"),
     ],
 )
 def test_a_changed_knob_shows(path, value, first) -> None:
@@ -158,12 +149,70 @@ def test_a_changed_knob_shows(path, value, first) -> None:
     assert (found[0] if found else None) == first
 
 
+def test_the_factor_of_the_scores() -> None:
+    """The float64 product of the float32 scale: other ways to round differ at some scales, and then in P."""
+    others = {"exact_product", "float64_product", "float32_product"}
+    apart: dict[str, float] = {}
+    for scale in (x**-0.5 for x in range(3, 200)):
+        product = float(np.float32(scale)) * factors.LOG2_E_FLOAT64
+        wanted = float32.nearest(Fraction(product))
+        assert score_factor(scale, "float32_scale") == wanted
+        apart |= {name: scale for name in others if score_factor(scale, name) != wanted}
+    assert set(apart) == others
+    *arrays, cu_seqlens = bell(2, [9], 1, 1, 8, spread=6.0)
+    scale = apart["float64_product"]
+    wanted = independent.run(
+        NAME, *(x.view(np.uint16) for x in arrays), None, cu_seqlens, softmax_scale=scale
+    )
+    options = {"softmax_scale": scale}
+    assert departures(results(RECIPE, *arrays, cu_seqlens, **options), wanted) == []
+    other = changed(RECIPE, "softmax.score_factor", "float64_product")
+    assert departures(results(other, *arrays, cu_seqlens, **options), wanted)[0] == "p"
+
+
 def test_a_sum_that_is_no_number() -> None:
-    """The row's o is then 0 times its accumulator, and times 1 by the other knob."""
-    *arrays, cu_seqlens = with_specials(7, [48], 1, 1, 8)
-    wanted = independent.run(NAME, *(x.view(np.uint16) for x in arrays), None, cu_seqlens)
+    """The row's o is then 0 times its accumulator, and times 1 by another knob.
+
+    k less its mean is infinite in one token and channel, where the mean of q is 0: that score alone is NaN.
+    """
+    q, k, v, cu_seqlens = bell(4, [3], 1, 1, 4)
+    q[:, :, 1], k[:, 0, 1] = 0, np.array([3.38e38, -3.38e38, -3.38e38]).astype(BF16)
+    arrays = (q, k, v)
+    wanted = independent.run(
+        NAME, *(x.view(np.uint16) for x in arrays), None, cu_seqlens, causal=False
+    )
+    found = results(RECIPE, *arrays, cu_seqlens, causal=False)
+    assert departures(found, wanted) == []
+    assert np.isnan(found["row_sum"]).all()
+    assert (found["out"] == 0).all()
     other = changed(RECIPE, "softmax.normalisation", "zero_safe_reciprocal")
-    assert departures(results(other, *arrays, cu_seqlens), wanted) == ["o", "out"]
+    found = results(other, *arrays, cu_seqlens, causal=False)
+    assert departures(found, wanted) == ["o", "out"]
+
+
+def test_the_lanes_of_the_row_sum() -> None:
+    """By hand: lane r has the columns 8 r to 8 r + 7 of each 32; its first one comes with the rescaled sum."""
+    rng = np.random.default_rng(8)
+    p, sums, factor = (
+        np.exp2(rng.uniform(-20, 11, shape)).astype(np.float32).view(np.uint32)
+        for shape in ((1, 40, 128), (1, 40, 4), (1, 40))
+    )
+    wanted = np.zeros((40, 4), np.uint32)
+    for row in range(40):
+        for lane in range(4):
+            mine = [x for at, x in enumerate(p[0, row].tolist()) if at % 32 // 8 == lane]
+            start = float32.fused_multiply_add(
+                int(sums[0, row, lane]), int(factor[0, row]), mine[0]
+            )
+            wanted[row, lane] = functools.reduce(float32.add, mine[1:], start)
+    found = softmax.summed(sums, factor, p, RECIPE.softmax)
+    assert (found[0] == wanted).all()
+    apart = _float32.multiply(sums, np.broadcast_to(factor[:, :, None], sums.shape))
+    unfused = softmax.reductions.partial_sums(p, "sage3.row_sum", 2, apart)
+    assert (unfused != found).any()
+    a, b, c, d = (int(x) for x in found[0, 0])
+    total = float32.add(float32.add(a, b), float32.add(c, d))
+    assert softmax.total(found, RECIPE.softmax)[0, 0] == total
 
 
 def _rounded_scales(x, divisors, operand, reciprocal):
@@ -184,12 +233,6 @@ def _two_roundings(o, factor, partial, first):
     """The accumulator rescaled, then added to."""
     scaled = _float32.multiply(o, np.broadcast_to(factor[:, :, None], o.shape))
     return np.where(first[:, None, None], partial, _float32.add(scaled, partial))
-
-
-def _unfused_lanes(row_sum, rescale, p, knobs):
-    """The lanes rescaled, then added to."""
-    start = _float32.multiply(row_sum, np.broadcast_to(rescale[:, :, None], row_sum.shape))
-    return softmax.reductions.partial_sums(p, softmax._ROW_SUMS["octets"], 2, start)
 
 
 def _whole_correction(left, right, *, instruction):
@@ -243,7 +286,6 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
     "P over the stored scale": (sides, "divided_pairs", _rounded_scales, "p.o.codes"),
     "masked scores count for a scale": (softmax, "largest_scores", _masked_scores, "p.o.codes"),
     "O rescaled, then added to": (forward_tile, "_fused", _two_roundings, "o"),
-    "sums rescaled, then added to": (softmax, "_octets", _unfused_lanes, "row_sum"),
     "S from a float32 product": (sides, "_correction", _whole_correction, "s"),
     "the base rounded twice": (softmax, "offset_of", _unrounded_base, "p"),
     "the mean of q in float32": (smoothing, "_tile_means", _means_in_float32, "q.codes"),
@@ -295,9 +337,11 @@ def test_documents_do_not_know_of_each_other() -> None:
     """Means and blocks are those of a document, packed in any company."""
     arrays, cu_seqlens = given()
     together = results(RECIPE, *arrays, cu_seqlens)
-    for document, (start, stop) in enumerate(zip(cu_seqlens[:-1], cu_seqlens[1:], strict=True)):
+    for document, (start, stop) in enumerate(itertools.pairwise(cu_seqlens)):
         others = [np.full_like(x[:5], np.nan) for x in arrays]
-        packed = [np.concatenate([o, x[start:stop], o]) for o, x in zip(others, arrays, strict=True)]
+        packed = [
+            np.concatenate([o, x[start:stop], o]) for o, x in zip(others, arrays, strict=True)
+        ]
         length = stop - start
         found = results(RECIPE, *packed, np.int32([0, 5, 5 + length, 10 + length]))
         assert_same(found["out"][5:-5], together["out"][start:stop], "out")
@@ -352,9 +396,12 @@ def test_against_float64() -> None:
     np.testing.assert_allclose(plain.lse, truth.lse, atol=1e-12)
     # Without the mean of k, which every score of a row loses alike, lse is that much less.
     mean = k.astype(np.float64)
-    shift = np.concatenate([np.broadcast_to(mean[d].mean(axis=0), mean[d].shape) for d in documents])
+    shift = np.concatenate(
+        [np.broadcast_to(mean[d].mean(axis=0), mean[d].shape) for d in documents]
+    )
     lost = np.einsum("nhc,nc->hn", wide_arrays[0], shift[:, 0]) * 32**-0.5
-    assert np.abs(found.lse + lost - truth.lse).max() < 0.25 < np.abs(lost).max()
+    assert np.abs(found.lse + lost - truth.lse).max() < 0.5
+    assert np.abs(lost).max() > 2
 
 
 def test_smoothing_pays() -> None:
@@ -373,7 +420,7 @@ def test_smoothing_pays() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("s.left.smoothing", "document_mean", "s.left.smoothing"),
+        ("s.left.smoothing", "document_mean", "correction_instruction"),
         ("s.right.smoothing", "tile_mean", "s.right.smoothing"),
         ("o.right.smoothing", "document_mean", "o.right.smoothing"),
         ("s.left.scope", Scope.TOKEN, "smoothing"),

@@ -137,6 +137,13 @@ def fp4_fractions(x):
     return through(x, jnp.ldexp(values, token))
 
 
+def nvfp4(x):
+    """e2m1 by scales of 16 elements of a row, amax / 6 in e4m3 and 2^-9 at least."""
+    blocks = in_blocks(x, 1, 16)
+    scale = jnp.maximum(e4m3(single(jnp.abs(blocks).max(axis=4, keepdims=True) / 6)), 2.0**-9)
+    return out_of_blocks(e2m1(single(blocks / scale)) * scale, x.shape)
+
+
 def exponents(s, scores: Scores):
     """Scores in log2 units: scaled, under the cap if there is one."""
     s = s * scores.scale
@@ -291,9 +298,18 @@ def flamia_mxfp8_unguarded(q, k, v, scores, quantize=None, **options):
     return softmax(t, scores, v, weights=plain(quantize or mxq(32, 32)), **knobs)
 
 
+def attn_qat_nvfp4(q, k, v, scores):
+    q, k = (through(x, nvfp4(x)) for x in (q, k))
+    masked = -1e6 * LOG2_E * jnp.where(scores.cap == 0, scores.scale, 1)
+    knobs = {"threshold": 0, "offset": 0, "whole": False, "rounding": nvfp4, "tile": 32}
+    weights = plain(lambda x: through(x, nvfp4(x)))
+    return softmax(exponents(q @ k.mT, scores), scores, v, weights=weights, masked=masked, **knobs)
+
+
 FORWARDS = {
     function.__name__.replace("_", "-"): function
     for function in (
+        attn_qat_nvfp4,
         bf16_fa4,
         cudnn_mxfp8,
         cudnn_mxfp8_pv_bf16,

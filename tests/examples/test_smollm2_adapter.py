@@ -6,8 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("jax")
+
+import torch
 
 from examples.smollm2 import adapter
 from tests.adapters import attention64

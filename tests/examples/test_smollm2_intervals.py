@@ -33,7 +33,9 @@ def test_of_many_documents_it_is_the_normal_interval():
     values = np.random.default_rng(1).standard_normal(400)
     found = intervals.mean(values)
     half = 1.96 * values.std() / 20
-    assert (found.low, found.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.01)
+    assert (found.low, found.high) == pytest.approx(
+        (values.mean() - half, values.mean() + half), abs=0.01
+    )
 
 
 def test_a_seed_draws_the_same_again():
@@ -57,3 +59,16 @@ def test_what_has_no_mean_is_refused(values):
 def test_pairs_need_equally_many():
     with pytest.raises(ValueError, match="1 values and 2 of the reference"):
         intervals.paired([1.0], [1.0, 2.0])
+
+
+def test_a_summary_of_two_documents():
+    entry, reference = {"document_nll": [1.0, 3.0]}, {"document_nll": [0.5, 3.5]}
+    found = intervals.summary(entry, reference)
+    assert found["nll"] == {"mean": 2.0, "low": 1.0, "high": 3.0}
+    assert found["perplexity"] == pytest.approx(7.38905609893)  # e squared
+    assert found["difference"] == {"mean": 0.0, "low": -0.5, "high": 0.5}
+
+
+def test_documents_without_a_loss_are_counted():
+    entry = {"document_nll": [1.0, float("nan"), float("inf")]}
+    assert intervals.summary(entry, entry) == {"documents_without_a_loss": 2}

@@ -10,7 +10,15 @@ from examples.smollm2 import results, texts
 
 # SHA-256 of the paths, by sha256sum: docs/b/c.txt 31bc, docs/d.txt 6363, docs/a.txt 6b7b; django/m.py 9fca,
 # django/n.py c862. docs/d.txt is too short.
-FILES = ("docs/a.txt", "docs/b/c.txt", "docs/d.txt", "docs/o.rst", "django/m.py", "django/n.py", "t.py")
+FILES = (
+    "docs/a.txt",
+    "docs/b/c.txt",
+    "docs/d.txt",
+    "docs/o.rst",
+    "django/m.py",
+    "django/n.py",
+    "t.py",
+)
 ORDER = ["docs/b/c.txt", "django/m.py", "django/n.py", "docs/a.txt"]
 
 

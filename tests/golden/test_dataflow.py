@@ -19,6 +19,11 @@ FP4, UE4M3 = "flamia-nvfp4-fp8", "flamia-nvfp4-fp8-ue4m3"
 
 # Names by the documentation of the trace, in dataflow order, without inputs, outputs, tiled scales.
 TRACED = {
+    "attn-qat-nvfp4": (
+        "q.scales q.codes k.scales k.codes v.scales v.codes "
+        "s row_max p p.o.scales p.o.codes row_sum o high_precision_out",
+        "delta dp p.dv p.dv.scales p.dv.codes ds ds.dq.codes ds.dk.codes",
+    ),
     "bf16-fa4": (
         "s row_max p p.o.codes row_sum o",
         "delta dp p.dv p.dv.codes ds ds.dq.codes ds.dk.codes",
@@ -49,6 +54,11 @@ TRACED = {
     "flamia-mxfp8-unguarded": (
         "q.scales q.codes k.scales k.codes v.scales v.codes s row_max p p.o.codes row_sum o",
         "do.scales do.codes delta dp p.dv p.dv.scales p.dv.codes ds ds.scales ds.codes",
+    ),
+    "sage3-nvfp4": (
+        "q.scales q.codes k.scales k.codes v.scales v.codes "
+        "s row_max p p.o.scales p.o.codes row_sum o",
+        "",
     ),
     FP4: (
         "q.s.scales q.s.codes k.s.scales k.s.codes v.scales v.codes "
@@ -164,6 +174,21 @@ SCALES = {
         "p.dv.scales.2": (2, 2, 2),
         "ds.scales.2": (2, 2, 2),
     },
+    "attn-qat-nvfp4": {  # 3 blocks of 16 keys in 35; products take values, so that nothing is tiled
+        "q.scales": (37, 2, 10),
+        "k.scales": (37, 1, 10),
+        "v.scales": (37, 1, 10),
+        "p.o.scales.2": (2, 35, 3),
+        "p.dv.scales.2": (2, 35, 3),
+    },
+    "sage3-nvfp4": {  # 1, 0 and 3 blocks of 16 tokens, which are not tiled; 3 tiles of 4 blocks of 16 channels
+        "q.scales": (37, 2, 10),
+        "q.scales.tiled.2": (2, 1, 3, 512),
+        "k.scales": (37, 1, 10),
+        "k.scales.tiled.2": (1, 1, 3, 512),
+        "v.scales": (4, 1, 160),
+        "p.o.scales.2": (2, 35, 3),
+    },
     FP4: OF_FP4,
     UE4M3: {"q.s.token_scales": TOKEN, "k.s.token_scales": (37, 1, 1), **OF_FP4},
 }
@@ -202,7 +227,11 @@ def test_inputs_come_first_and_outputs_after_what_they_are_made_of(name: str) ->
     stages = flow(name).stages
     order = list(stages)
     assert tuple(order[:5]) == INPUTS == ("cu_seqlens", "q", "k", "v", "dout")
-    assert tuple(order[-3:]) == GRADIENTS == ("dq", "dk", "dv")
+    assert GRADIENTS == ("dq", "dk", "dv")
+    if RECIPES[name].has_backward:
+        assert tuple(order[-3:]) == GRADIENTS
+    else:
+        assert order[-1] == "lse"
     assert OUTPUTS == ("out", "lse")
     for stage in stages.values():
         assert (stage.role is Role.INPUT) == (stage.name in (*INPUTS, "cu_seqlens_k", "sink"))
@@ -222,7 +251,9 @@ def test_everything_is_on_the_way_to_an_output(name: str) -> None:
     for stage in reversed(list(stages.values())):
         if stage.name in reached:
             reached |= set(stage.parents)
-    assert set(stages) - reached == {name for name, stage in stages.items() if stage.tiled}
+    aside = {name for name, stage in stages.items() if stage.tiled}
+    aside |= set() if RECIPES[name].has_backward else {"dout"}
+    assert set(stages) - reached == aside
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -240,13 +271,15 @@ def test_scales_come_before_their_codes(name: str) -> None:
 def test_shapes_are_those_of_the_documentation(name: str) -> None:
     found = shapes(name, spec(head_dim=160))
     assert found["cu_seqlens"] == (4,)
-    for of_queries in ("q", "dout", "o", "out", "dq"):
+    back = RECIPES[name].has_backward
+    for of_queries in ("q", "dout", "o", "out", *["dq"] * back):
         assert found[of_queries] == (37, 2, 160)
-    for of_keys in ("k", "v", "dk", "dv"):
+    for of_keys in ("k", "v", *["dk", "dv"] * back):
         assert found[of_keys] == (37, 1, 160)
-    for of_rows in ("row_max", "row_sum", "lse", "delta"):
+    for of_rows in ("row_max", "row_sum", "lse", *["delta"] * back):
         assert found[of_rows] == (2, 37)
-    for of_pairs in ("s", "p", "dp", "p.dv", "ds", "p.o.codes", "p.dv.codes"):
+    of_backward = ("dp", "p.dv", "ds", "p.dv.codes") if back else ()
+    for of_pairs in ("s", "p", "p.o.codes", *of_backward):
         assert [found[f"{of_pairs}.{d}"] for d in range(3)] == [(2, 2, 2), (2, 0, 0), (2, 35, 35)]
     scales = {
         key: shape
@@ -313,16 +346,41 @@ def test_what_the_bits_of_fp4_mean(name: str, of_block: str) -> None:
 def test_pairs_in_bfloat16_take_two_bytes(name: str) -> None:
     stages = flow(name).stages
     for use in ("p.o", "p.dv", "ds.dq", "ds.dk"):
+        product = getattr(RECIPES[name], use.split(".")[1])
+        if product is None:
+            continue
         codes = stages.get(f"{use}.codes", stages.get("ds.codes"))
         assert codes is not None
-        product = getattr(RECIPES[name], use.split(".")[1])
-        wide = product.instruction == "sm100.tcgen05.f16"
-        assert codes.view == ("BF16" if wide else "F8_E4M3")
+        wide = product.instruction == "sm100.tcgen05.f16" and not product.left.dequantized
+        fp4 = product.left.dequantized or product.instruction.endswith("mxf4nvf4")
+        narrow = "F4_E2M1" if fp4 else "F8_E4M3"
+        assert codes.view == ("BF16" if wide else narrow)
         assert codes.view.dtype == (np.uint16 if wide else np.uint8)
 
 
 # What products, and what is quantized for them, are computed from: the steps of the recipes.
 PARENTS = {
+    "attn-qat-nvfp4": {
+        "s": "q.scales q.codes k.scales k.codes",
+        "p.o.codes": "p p.o.scales",
+        "o": "p.o.scales p.o.codes v.scales v.codes row_max row_sum sink",
+        "high_precision_out": "v.scales v.codes p row_max row_sum sink",
+        "delta": "dout high_precision_out",
+        "dp": "dout v.scales v.codes",
+        "p.dv.scales": "p.dv",
+        "dv": "p.dv.scales p.dv.codes dout",
+        "dq": "ds.dq.codes k.scales k.codes",
+        "dk": "ds.dk.codes q.scales q.codes",
+    },
+    "sage3-nvfp4": {
+        "q.scales": "q",
+        "q.codes": "q q.scales",
+        "s": "q.scales q.codes q k.scales k.codes k",
+        "p.o.scales": "p s row_max",
+        "p.o.codes": "p s row_max p.o.scales",
+        "row_sum": "p row_max sink",
+        "o": "p.o.scales p.o.codes v.scales v.codes row_max row_sum sink",
+    },
     "bf16-fa4": {
         "s": "q k",
         "o": "p.o.codes v row_max row_sum sink",

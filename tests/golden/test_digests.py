@@ -38,6 +38,7 @@ DIGESTS = {
     "flamia-mxfp8-unguarded": "76f5460a7b36ec8619a47d43abf051a0",
     "flamia-nvfp4-fp8": "fe3c00ec3242e7024896f848390f2986",
     "flamia-nvfp4-fp8-ue4m3": "7e899ea197cfcaa81331d16ea7fd5626",
+    "sage3-nvfp4": "886c7bf3fdf97510892e0564a88150f8",
 }
 
 

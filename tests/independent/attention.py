@@ -26,6 +26,7 @@ from tests.independent.blocked import Guarded, Unguarded
 from tests.independent.cudnn import CudnnBfloat16, CudnnScaled
 from tests.independent.cudnn_reference import Reference
 from tests.independent.flash_attention import FlashAttention
+from tests.independent.flash_fp8 import Cutlass, FlashAttention3, FlashAttention4
 from tests.independent.folded import Folded
 from tests.independent.gradients import group_gradients
 from tests.independent.heads import Head
@@ -46,7 +47,12 @@ RECIPES: dict[str, Callable[[Head], Passes]] = {
 }
 
 # Recipes without a backward: ``run`` takes no dout with them.
-FORWARD_ONLY: dict[str, Callable[[Head], Passes]] = {"sage3-nvfp4": Sage}
+FORWARD_ONLY: dict[str, Callable[[Head], Passes]] = {
+    "sage3-nvfp4": Sage,
+    "fp8-fa4": FlashAttention4,
+    "fp8-fa3": FlashAttention3,
+    "cutlass-fp8": Cutlass,
+}
 
 # Stages [heads, tokens]; those of operands are [tokens, heads, ...], all others a list of pairs.
 ROW_STAGES = ("lse", "row_max", "row_sum", "delta")
@@ -100,6 +106,7 @@ def run(
 
     - ``out``, ``dq`` uint16 [tokens, heads, head_dim], ``dk``, ``dv`` uint16 like k; ``lse`` uint32
       [heads, tokens]
+    - of descales ``<operand>.scales`` uint32 [documents, kv_heads]
     - operands ``q``, ``k``, ``v``, ``do``, under ``<operand>.<use>`` where uses differ: ``.codes``
       uint8 of the operand's shape; ``.scales`` uint8 [tokens or blocks of 32 tokens, the operand's
       heads, blocks of channels], the blocks of all documents one after the other
@@ -152,6 +159,7 @@ def run(
                         head_dim=head_dim,
                         causal=causal,
                         softmax_scale=scale,
+                        group_q=tuple(q_bits[part, x].tolist() for x in group),
                     )
                 )
                 for head in group
@@ -198,12 +206,17 @@ def _is_pairs(name: str) -> bool:
     return name not in ROW_STAGES and _operand(name) not in OPERANDS
 
 
+def _is_descale(name: str, stages: Stages) -> bool:
+    """Whether a stage is one number of a document and key/value head."""
+    return name.endswith(".scales") and stages[name].shape == (1,)
+
+
 def _join_heads(groups: Sequence[Sequence[Stages]]) -> Stages:
     """The stages of a document with an axis of heads."""
     joined = {}
     for name in groups[0][0]:
         # What belongs to a key/value head is the same in each query head of its group.
-        per_group = _operand(name) in ("k", "v", "dk", "dv")
+        per_group = _operand(name) in ("k", "v", "dk", "dv") or _is_descale(name, groups[0][0])
         arrays = [one[name] for group in groups for one in (group[:1] if per_group else group)]
         joined[name] = np.stack(arrays, axis=1 if _operand(name) in OPERANDS else 0)
     return joined
@@ -218,4 +231,6 @@ def _join_documents(documents: Sequence[Stages], count: int) -> dict[str, Any]:
             result[name] = arrays[:count]
         else:
             result[name] = np.concatenate(arrays, axis=1 if name in ROW_STAGES else 0)
+            if name.endswith(".scales") and arrays[0].dtype == np.uint32:  # one a document
+                result[name] = result[name][:count]
     return result

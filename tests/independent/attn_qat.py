@@ -6,8 +6,7 @@ Where the description is silent:
 - A masked P is what its score of -1e6 gives, in columns past the document's end too, where v is +0.
 - A row that sees no key has the m and l that it began with, o = +0 and lse = -inf.
 - The backward takes the high_precision_out of the recipe's own forward, whatever out and lse it is given.
-- In tiles that are skipped the traced codes and scales are 0, dS of the backward is too; in the backward P's codes are of
-  all pairs, zeros where masked.
+- In tiles that are skipped the traced codes and scales are 0, and so is dS of the backward.
 - dS of a masked pair in a tile that is worked on is +0 times (dP - delta), which may be -0 or NaN.
 """
 

@@ -15,6 +15,7 @@ from tests.independent.samples import Array, bell, constant
 
 FA4, CUDNN, CUDNN_BF16 = "bf16-fa4", "cudnn-mxfp8", "cudnn-mxfp8-pv-bf16"
 REFERENCE = "cudnn-mxfp8-reference"
+QAT = "attn-qat-nvfp4"
 FLAMIA, FOLDED, UNGUARDED = "flamia-mxfp8", "flamia-mxfp8-folded", "flamia-mxfp8-unguarded"
 ONE = 0x3F80
 CANCELLING = (0x4E80, 0xCE80, ONE)  # bfloat16 2**30, -2**30, 1
@@ -699,7 +700,6 @@ def natural() -> Iterator[Case]:
         (CUDNN, {"softmax.p_scaling": "static_scale", "softmax.p_offset": 0}),
         (CUDNN, {"softmax.row_sum": "by_tiles", "softmax.normalisation": "clamped_quotient"}),
         (CUDNN, {"gradient.softmax_scale": "times_ds"}),
-        (CUDNN, {"gradient.delta": "products_ascending"}),
         (CUDNN, products),
         (FOLDED, products),
     ):
@@ -715,6 +715,81 @@ def natural() -> Iterator[Case]:
         )
 
 
+def fake_quantization() -> Iterator[Case]:
+    """Products of dequantized operands, O of P in bfloat16, row sums in bfloat16."""
+    half = {
+        "format": "bf16",
+        "block": None,
+        "scope": "unit",
+        "same_codes_as": None,
+        "dequantized": False,
+    }
+    mx = {"format": "te-mx-e4m3", "block": [1, 32]}
+
+    def at(path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {f"{path}.{name}": value for name, value in fields.items()}
+
+    named: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("as it is, specials", {}, {"kind": "specials"}),
+        ("as it is, wide", {}, {"kind": "wide"}),
+        (
+            "as it is, ragged",
+            {},
+            {"queries": RAGGED[0], "keys": RAGGED[1], "heads": 2, "width": 24},
+        ),
+        ("full", {}, {"options": {"causal": False}, "queries": (38,), "keys": (35,)}),
+        ("window", {}, {"options": {"causal": False, "window": (6, 2)}, "queries": (70,)}),
+        ("sink and cap", {}, {"sink": (0.3,), "options": {"softcap": 3.0}}),
+        ("splits", {"tiles.splits": 2}, {"queries": (70,)}),
+        ("partials", {"o.accumulation": "float32_partials", "tiles.query": 64}, {"queries": (70,)}),
+        ("selected", {"softmax.mask_value": None}, {}),
+        ("near mask", {"softmax.mask_value": -3.0}, {}),
+        ("row sum of codes", {"softmax.row_sum_of": "codes"}, {}),
+        ("delta of pairs", {"gradient.delta_source": "p_dp"}, {}),
+        ("delta of O before its rounding", {"gradient.delta_source": "unrounded_out"}, {}),
+        ("forward's P", {"gradient.p_for_dv": "forward"}, {"queries": (70,)}),
+        ("P of O in bfloat16", at("o.left", half), {}),
+        ("P of dV in bfloat16", at("dv.left", half), {}),
+        ("V of dP in bfloat16", at("dp.right", half), {}),
+        (
+            "dS fake",
+            at(
+                "dq.left",
+                {
+                    "format": "cudnn-qat-nvfp4",
+                    "block": [1, 16],
+                    "scope": "block",
+                    "dequantized": True,
+                },
+            ),
+            {},
+        ),
+        ("MX", {**at("s.left", mx), **at("dk.right", mx), **at("dv.left", mx)}, {"head_dim": 40}),
+        ("two codes of K", {"dq.right.same_codes_as": None}, {}),
+    ]
+    for name, changes, fields in named:
+        yield Case(
+            name=f"{QAT} fake: {name}",
+            recipe=QAT,
+            changes=changes,
+            nightly=name not in ("as it is, specials", "splits", "near mask", "MX"),
+            **{"queries": (38,), "seed": 31, **fields},
+        )
+    yield Case(
+        name=f"{FOLDED} row sum in bfloat16",
+        recipe=FOLDED,
+        changes={"softmax.row_sum": "bfloat16_butterfly"},
+        queries=(70,),
+        nightly=True,
+    )
+    yield Case(
+        name=f"{CUDNN_BF16} O of P in bfloat16",
+        recipe=CUDNN_BF16,
+        changes={"gradient.delta_source": "high_precision_out"},
+        nightly=True,
+    )
+
+
 MAKERS = (
     masks,
     softmaxes,
@@ -725,6 +800,7 @@ MAKERS = (
     pairs,
     special_values,
     natural,
+    fake_quantization,
 )
 ALL = [case for make in MAKERS for case in make()]
 

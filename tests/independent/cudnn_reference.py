@@ -5,7 +5,6 @@ Where the description is silent:
 - A maximum with a NaN in it is NaN, and so stays the base; what is relative to a NaN is 0, as all that is NaN in P.
 - A chain of a query or of a key goes through the tiles that are worked on; their masked pairs are zeros in it.
 - A row with lse = -inf beside an out of zeros is dead in the backward, P and dS are +0, as in all recipes.
-- delta of no channels is +0; -0 + -0 is -0 in a chain, but the first term is added to +0.
 """
 
 from collections.abc import Callable, Sequence
@@ -106,9 +105,7 @@ def dequantized(blocks: Blocks) -> Matrix:
     """float32 bits of codes times scales."""
     return [
         [
-            scaled_value(
-                code, codes.E4M3, blocks.scales[i // blocks.rows][j // blocks.columns]
-            )
+            scaled_value(code, codes.E4M3, blocks.scales[i // blocks.rows][j // blocks.columns])
             for j, code in enumerate(row)
         ]
         for i, row in enumerate(blocks.codes)
@@ -173,10 +170,7 @@ class Reference:
         """Steps 7 to 11; ``dk`` and ``dv`` are zeros."""
         head = self.head
         dout = widen(head.required_dout)
-        delta = [
-            ascending([float32.multiply(x, y) for x, y in zip(*pair, strict=True)])
-            for pair in zip(widen(out), dout, strict=True)
-        ]
+        delta = [chain(x, y) for x, y in zip(widen(out), dout, strict=True)]
         dead = dead_rows(out, lse)
         p = [self._probabilities(query, dead[query]) for query in range(head.length)]
         do_dp, v_dp = (quantize_blocks(x, 1, BLOCK) for x in (dout, widen(head.v)))

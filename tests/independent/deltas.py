@@ -58,13 +58,6 @@ def _thread_vectors(x: Sequence[int], y: Sequence[int]) -> int:
     return threads[0]
 
 
-def _products_ascending(x: Sequence[int], y: Sequence[int]) -> int:
-    total = 0
-    for a, b in zip(x, y, strict=True):
-        total = float32.add(total, float32.multiply(a, b))
-    return total
-
-
 def _half_products(x: Sequence[int], y: Sequence[int]) -> int:
     products = [float32.from_bfloat16(_half_product(a, b)) for a, b in zip(x, y, strict=True)]
     products += [0] * (len(products) % 2)
@@ -99,5 +92,4 @@ SUMS = {
     "fma_ascending": _ascending,
     "thread_vectors": _thread_vectors,
     "half_products": _half_products,
-    "products_ascending": _products_ascending,
 }

@@ -13,7 +13,8 @@ TILE = 128
 class Head:
     """bfloat16 bits [token][channel] of a query head and of the key/value head it uses.
 
-    ``dout`` is None where there is no backward. Positions count from the document's start.
+    ``dout`` is None where there is no backward. ``group_q``: q of all query heads of that key/value head, where a scale is
+    of all of them. Positions count from the document's start.
     """
 
     q: Matrix
@@ -23,6 +24,7 @@ class Head:
     head_dim: int
     causal: bool
     softmax_scale: float
+    group_q: tuple[Matrix, ...] = ()
 
     @property
     def length(self) -> int:

@@ -108,9 +108,7 @@ def nvfp4(block: Sequence[int]) -> tuple[list[int], int]:
 
 def side(lines: Matrix, width: int) -> tuple[Side, Matrix, Matrix]:
     """Lines in blocks of 16 along them: a side of a product, the codes and the scales."""
-    found = [
-        [nvfp4(line[at : at + GROUP]) for at in range(0, len(line), GROUP)] for line in lines
-    ]
+    found = [[nvfp4(line[at : at + GROUP]) for at in range(0, len(line), GROUP)] for line in lines]
     of_codes = [[code for block, _ in row for code in block] for row in found]
     scales = [[scale for _, scale in row] for row in found]
     return _side(of_codes, scales, width), of_codes, scales
@@ -182,7 +180,9 @@ class Sage:
         width = self.head.head_dim
         a, b = (
             Side(
-                codes=matrices.integers([[float32.to_bfloat16(x) for x in row] for row in rows], width),
+                codes=matrices.integers(
+                    [[float32.to_bfloat16(x) for x in row] for row in rows], width
+                ),
                 element=codes.BF16,
             )
             for rows in ([list(mean)], self.k)
@@ -288,7 +288,8 @@ class Sage:
             inverse = mufu.reciprocal(divisor)
             scales.append(codes.encode(divisor, codes.E4M3))
             of_codes += [
-                codes.encode(float32.multiply(y, inverse), codes.E2M1) for y in tile[at : at + GROUP]
+                codes.encode(float32.multiply(y, inverse), codes.E2M1)
+                for y in tile[at : at + GROUP]
             ]
         return of_codes, scales
 

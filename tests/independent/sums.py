@@ -50,7 +50,7 @@ def _bfloat16_sum(a: int, b: int) -> int:
     unit = max(float32.floor_log2(magnitude) - 7, -133)  # a bfloat16 has 8 significant bits
     steps = float32.nearest_even_integer(magnitude / float32.power_of_two(unit))
     if steps * float32.power_of_two(unit) >= float32.power_of_two(128):
-        return (0xFF80 if total < 0 else 0x7F80)
+        return 0xFF80 if total < 0 else 0x7F80
     rounded = float32.nearest(steps * float32.power_of_two(unit))
     return rounded >> 16 | (0x8000 if total < 0 else 0)
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from tests.independent import float32, fp4
+from tests.independent import float32, fp4, nvfp4
 from tests.independent.samples import as_float64
 
 
@@ -57,3 +57,38 @@ def test_promotion(preset: str) -> None:
     else:
         assert (promoted != own).any()
         assert (np.abs(promoted - own) <= np.abs(own) * 2**-4 + largest * 2**-17).all()
+
+
+@pytest.mark.parametrize(
+    ("block", "scale", "codes"),
+    [
+        # 6 / 6 = 1; 5 is a tie between 4 and 6, to even (4, code 6), as 2.5 is to 2 (code 4) and 3.5 to 4.
+        ([6.0, 5.0, -2.5, 3.5, 0.25, 0.26], 0x38, [7, 6, 12, 6, 0, 1]),
+        # The largest scale is 448: 2688 is its largest value, beyond it all saturates.
+        ([1e9, -2688.0, 448.0], 0x7E, [7, 15, 2]),
+        # The least scale is 2^-9, whatever is below it; 2^-10 is half of it, 2^-11 a tie to zero.
+        ([2.0**-10, 2.0**-11, -(2.0**-9)], 0x01, [1, 0, 10]),
+        ([0.0], 0x01, [0]),
+        # 2.8125 / 6 = 0.46875 is a scale; 0.5859375 over it is 1.25, a tie to 1. A reciprocal would round it up.
+        ([2.8125, 0.5859375], 0x2F, [7, 2]),
+    ],
+)
+def test_nvfp4_without_a_tensor_scale(block: list[float], scale: int, codes: list[int]) -> None:
+    assert nvfp4.quantize(row(*block)) == (codes, scale)
+
+
+def test_nvfp4_of_what_is_no_number() -> None:
+    """A NaN does not count in amax and becomes the largest code; infinity has the largest scale."""
+    assert nvfp4.quantize([float32.NAN, *row(3.0)]) == ([7, 7], 0x30)
+    assert nvfp4.quantize([float32.NAN]) == ([7], 0x01)
+    assert nvfp4.quantize([float32.SIGN, 0]) == ([8, 0], 0x01)
+    assert nvfp4.quantize([float32.INFINITY, *row(-448.0, 1.0)]) == ([7, 10, 0], 0x7E)
+
+
+def test_nvfp4_values_are_bfloat16() -> None:
+    """All 8 codes of both signs under all 126 scales."""
+    assert nvfp4.value(15, 0x7E) == float32.to_bfloat16(row(-2688.0)[0])
+    assert nvfp4.value(8, 0x38) == 0x8000
+    for scale in range(1, 0x7F):
+        for code in range(16):
+            nvfp4.value(code, scale)  # asserts that nothing is rounded

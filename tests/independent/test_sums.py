@@ -1,5 +1,7 @@
 """Orders of addition, by numpy's float32 on arrays arranged as the threads hold them."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -90,3 +92,19 @@ def test_special_values() -> None:
         assert delta([one, infinity], [one, 0]) == float32.NAN
         assert delta([one, infinity], [one, one]) == float32.INFINITY
         assert delta([0x8000] * 8, [one] * 8) == 0
+
+
+@pytest.mark.parametrize(
+    ("terms", "wanted"),
+    [
+        ({0: 1.0, 1: 2.0**-8}, 1.0),  # a tie in bfloat16, to even
+        ({0: 1.0, 4: 2.0**-8, 5: 2.0**-8}, 1 + 2.0**-7),  # 4 and 5 meet first
+        ({0: 1.0, 2: 2.0**-8, 4: 2.0**-8}, 1.0),  # 0 meets 4, then 2
+        ({0: 1.0, 8: 2.0**-8, 24: 2.0**-8}, 1 + 2.0**-7),
+        ({0: 1 + 2.0**-9}, 1.0),
+        (dict.fromkeys(range(32), 1.0), 32.0),
+    ],
+)
+def test_sums_in_bfloat16(terms: dict[int, float], wanted: float) -> None:
+    bits = [float32.nearest(Fraction(terms.get(column, 0.0))) for column in range(32)]
+    assert sums.in_bfloat16(bits) == float32.nearest(Fraction(wanted))

@@ -19,6 +19,7 @@ LEAKING = {
         ("v", Severity.FORWARD),
         ("dout", Severity.BACKWARD),
     },
+    "sage3-nvfp4": {(name, Severity.FORWARD) for name in ("q", "k", "v")},
 }
 
 

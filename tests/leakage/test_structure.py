@@ -307,7 +307,8 @@ def test_a_million_tokens_in_less_than_50_ms() -> None:
 
 
 def test_every_recipe_is_looked_at() -> None:
-    assert {*RECIPES} == SAFE | {"cudnn-mxfp8", "flamia-mxfp8-unguarded"}
+    leaky = {"cudnn-mxfp8", "flamia-mxfp8-unguarded", "sage3-nvfp4"}
+    assert {*RECIPES} == SAFE | leaky
 
 
 SAFE = {

@@ -16,7 +16,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 # Those that take a minute run by night; what they use has tests of its own.
-LONG = ("03_accumulation", "05_leakage")
+LONG = ("03_accumulation", "04_attention_error", "05_leakage")
 
 
 @functools.cache
@@ -39,6 +39,7 @@ def test_there_are_notebooks() -> None:
         "01_formats.ipynb",
         "02_quantization_error.ipynb",
         "03_accumulation.ipynb",
+        "04_attention_error.ipynb",
         "05_leakage.ipynb",
     ]
 
@@ -78,7 +79,13 @@ def test_pictures_in_documents_are_those_of_the_notebooks() -> None:
     drawn = dict(
         picture for path in NOTEBOOKS for picture in execute.drawn(kept(path)) if picture[0]
     )
-    assert set(drawn) == {"accumulation-error.png", "accumulation-bias.png", "leakage-proof.png"}
+    assert set(drawn) == {
+        "accumulation-error.png",
+        "accumulation-bias.png",
+        "error-attribution.png",
+        "error-length.png",
+        "leakage-proof.png",
+    }
     for name, png in drawn.items():
         assert (execute.PICTURES / name).read_bytes() == png
 

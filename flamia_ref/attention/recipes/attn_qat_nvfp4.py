@@ -38,8 +38,8 @@ Tiles without a visible pair are skipped in all of this. A row with lse = -inf b
 by select: P = 0. A row that sees no key is dead: out = +0, lse = -inf.
 
 A masked score is finite, so that a row whose own scores are all below -1e6 takes in what it must not see, v above all.
-In all other rows a masked P is exactly 0. Nothing leaks through scales: no block of q, k and v holds more than one token,
-none of P more than one query.
+In all other rows a masked P is exactly 0. Nothing leaks through scales: no block of q, k and v holds more than one
+token, none of P more than one query.
 
 What is assumed:
 
@@ -56,7 +56,8 @@ What is assumed:
   diagonal alone.
 - m begins at -inf there, which gives the same. Its lg2 is the library's log2, not the approximate instruction. The
   forward keeps m + log2(l), the backward takes a natural lse.
-- Tiles of 32 rows have no tcgen05 products; f16 stands for the older instruction. The order of step 9 is the compiler's.
+- Tiles of 32 rows have no tcgen05 products; f16 stands for the older instruction. The order of step 9 is the
+  compiler's.
 - Grouped heads, windows, alignments, a soft cap, a sink and splits of the keys, which the kernels do not have.
 """
 
@@ -76,7 +77,9 @@ _FORWARD = "FastVideo 20e4f7d, fastvideo-kernel attn_qat_train.py, _attn_fwd_inn
 _BACKWARD = "nvidia-cudnn-frontend 1.32.0, cudnn/sdpa/bwd/qat/_kernels.py"
 _QUANTIZER = "nvidia-cudnn-frontend 1.32.0, cudnn/sdpa/bwd/qat/_nvfp4.py"
 _COMPILER = "Triton may contract or divide approximately; "
-_OLDER = assumed("tiles of 32 rows take the tensor cores' older instruction, of which nothing is measured")
+_OLDER = assumed(
+    "tiles of 32 rows take the tensor cores' older instruction, of which nothing is measured"
+)
 
 
 def _fake(same_codes_as: Use | None = None) -> Operand:

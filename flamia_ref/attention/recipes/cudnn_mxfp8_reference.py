@@ -22,7 +22,8 @@ document; codes past its end are 0 with byte 127. A float32 product of an operan
    NaN where rounding passes 448, and nan_to_num makes 0 of that. A key whose score is more than ln 29 = 3.37 above m,
    and not more than 4, so counts in l and not in O.
 6. o = fl(O / max(l, 1)), out = bfloat16(o); lse = fl(m + ln(l)).
-7. delta: products of the returned out and dO, rounded, added over ascending channels from +0.
+7. delta: fused multiply-adds of the returned out and dO over ascending channels, from +0. The source rounds products
+   first; those of bfloat16 are exact from 2^-149 on.
 8. S' again; m = its maximum over the row, l = the sum of exp(fl(S' - m)) over the row, each tile's columns ascending from
    +0 and the tiles ascending. P = fl(exp(fl(S' - m)) / l), 0 where masked and where that is NaN. lse is not used.
 9. dO and v become codes by `rule` over 32 channels of a token. dP as S in step 1.
@@ -48,8 +49,12 @@ from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.recipes._sources import PRODUCTS, assumed, read
 
 _FLOAT32 = "float32"
-_CHANNELS = Operand(format="te-mx-e4m3", block=(1, 32))  # one scale for 32 channels of a token, or 32 keys of a row
-_TOKENS = Operand(format="te-mx-e4m3", block=(32, 1))  # one scale for 32 tokens of a channel, or 32 queries of a key
+_CHANNELS = Operand(
+    format="te-mx-e4m3", block=(1, 32)
+)  # one scale for 32 channels of a token, or 32 keys of a row
+_TOKENS = Operand(
+    format="te-mx-e4m3", block=(32, 1)
+)  # one scale for 32 tokens of a channel, or 32 queries of a key
 
 
 def _static(code: int) -> Operand:
@@ -127,7 +132,7 @@ CUDNN_MXFP8_REFERENCE = Recipe(
     gradient=Gradient(
         softmax_scale="times_ds",
         normalisation="row_softmax",
-        delta=DeltaSum.PRODUCTS_ASCENDING,
+        delta=DeltaSum.FMA_ASCENDING,
         p_offset=8,
     ),
     tiles=Tiles(masked="skipped"),

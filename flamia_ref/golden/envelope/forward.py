@@ -406,7 +406,15 @@ class ForwardEnvelope:
         lanes[..., 0] = row_sum
         descale = run.descales(Use.O_V, tiles.document, tiles.head // run.group)
         return row_end.finished(
-            o, row_max, lanes, sink, bounds[1] < 0, self.factors.c, knobs, descale
+            o,
+            row_max,
+            lanes,
+            sink,
+            bounds[1] < 0,
+            self.factors.c,
+            knobs,
+            descale,
+            self.factors.natural,
         )
 
     def _pair(self, tiles: QueryTiles, bounds: Any, lse: Range) -> Range:

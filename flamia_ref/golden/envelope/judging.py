@@ -63,7 +63,9 @@ def check_supported(recipe: Recipe) -> None:
             " recomputed P"
         )
     if recipe.has_backward and recipe.backward.gradient.delta_source == "high_precision_out":
-        raise ValueError(f"recipe {recipe.name!r} has delta of an O of P in bfloat16; envelopes have no such O")
+        raise ValueError(
+            f"recipe {recipe.name!r} has delta of an O of P in bfloat16; envelopes have no such O"
+        )
     softmax = recipe.softmax
     if softmax.base == "natural_max":
         raise ValueError(
@@ -83,7 +85,9 @@ def check_supported(recipe: Recipe) -> None:
                 " envelopes are of instructions that take them"
             )
     if recipe.softmax.row_sum == "bfloat16_butterfly":
-        raise ValueError(f"recipe {recipe.name!r} adds up rows in bfloat16; envelopes hold float32 sums")
+        raise ValueError(
+            f"recipe {recipe.name!r} adds up rows in bfloat16; envelopes hold float32 sums"
+        )
     if recipe.s.corrected:
         raise ValueError(
             f"recipe {recipe.name!r} begins S at a product of means; envelopes begin it at 0"
@@ -98,7 +102,9 @@ def check_supported(recipe: Recipe) -> None:
         )
     for use, operand in recipe.uses():
         if operand.dequantized:
-            raise ValueError(f"{use} is dequantized; envelopes hold codes as products take them with their scales")
+            raise ValueError(
+                f"{use} is dequantized; envelopes hold codes as products take them with their scales"
+            )
         pairs = use.split(".")[1] in ("p", "ds")
         if pairs and operand.format in PRESETS and PRESETS[operand.format].scale is not E8M0:
             raise ValueError(f"{use} has scales that are no powers of two; envelopes hold e8m0")
