@@ -116,7 +116,8 @@ def base_lines(attentions: Mapping[str, Any]) -> Iterator[str]:
             raise ValueError(
                 f"{name} differs from {REFERENCE} by {most:g} nats; a fault is somewhere"
             )
-        yield f"- `{name}`: {most:.1g} nats\n"
+        # Losses are kept with 7 digits.
+        yield f"- `{name}`: {f'{most:.1g}' if most >= 1e-6 else 'less than 1e-06'} nats\n"
 
 
 def gradient_rows(attentions: Mapping[str, Any]) -> Iterator[str]:

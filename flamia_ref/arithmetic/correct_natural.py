@@ -1,35 +1,36 @@
 """e^x and the natural logarithm rounded correctly to float32, for every float32 input, by integers.
 
 **e^x.** x log2(e) = n + f with an integer n and 0 <= f < 1, and e^x = 2^n 2^f. For |x| >= 2^-25 the product of the
-significand, 24 bits, with log2(e) in 96 bits (cut, relative error 2^-95) is kept in 128 bits and then cut at 2^-64. So f
-is off by less than 1.01 units of 2^-64, of either sign. With f = j 2^-8 + k 2^-16 + r 2^-64, j and k < 2^8, r < 2^48 and
-y = r 2^-64 ln 2, 2^f = 2^(j/256) 2^(k/65536) (1 + y + y^2/2 + y^3/6 + ...), as in `correct`, which has the tables and
-most of the bound. `scaled_exp` computes M, an integer near 2^f 2^62. Errors in units of 2^-62:
+significand, 24 bits, with log2(e) in 96 bits (cut, relative error 2^-95) is kept in 128 bits and then cut at 2^-64.
+So f is off by less than 1.01 units of 2^-64, of either sign. With f = j 2^-8 + k 2^-16 + r 2^-64, j and k < 2^8, r <
+2^48 and y = r 2^-64 ln 2, 2^f = 2^(j/256) 2^(k/65536) (1 + y + y^2/2 + y^3/6 + ...), as in `correct`, which has the
+tables and most of the bound. `scaled_exp` computes M, an integer near 2^f 2^62. Errors in units of 2^-62:
 
 - `scale` is off by (-3.76, 0.76), and what follows `first` in `growth` by (-1.71 - 1.01, 0.02), as there.
 - `first` = y 2^80 by `high`: in (-4, 0], of which 2^-16 counts in `growth` 2^64, and its own cut 1. So `growth` is in
   (-3.75, 0.02), and M in (-3.77 - 1.88 - 3, 0.77) of 2^f' 2^62, where f' is the f that was taken.
 - f' instead of f: less than 1.01 ln 2 2 / 4 = 0.36. Together below 10.
 
-**Why its rounding is right.** A rounding boundary of a result of at most 24 significant bits is an odd multiple of 2^38
-in M, or of a higher power of two for subnormal results. e^x is irrational for x != 0, so never one. `tests/arithmetic/test_special_correct_natural.py` computes M for each float32
-with 2^-25 <= |x| < 128, 536,870,912 of them, and finds none nearer to such a boundary than 1,292 units (the nearest are
-named there). For |x| < 2^-25 there is no boundary between e^x and 1: |e^x - 1| < 2^-25 (1 + 2^-24) above 1, where it is
-2^-24 away, and below 2^-25 below 1, where it is 2^-25 away.
+**Why its rounding is right.** A rounding boundary of a result of at most 24 significant bits is an odd multiple of
+2^38 in M, or of a higher power of two for subnormal results. e^x is irrational for x != 0, so never one.
+`tests/arithmetic/test_special_correct_natural.py` computes M for each float32 with 2^-25 <= |x| < 128, 536,870,912 of
+them, and finds none nearer to such a boundary than 1,292 units (the nearest are named there). For |x| < 2^-25 there
+is no boundary between e^x and 1: |e^x - 1| < 2^-25 (1 + 2^-24) above 1, where it is 2^-24 away, and below 2^-25 below
+1, where it is 2^-25 away.
 
-**ln x.** With x = 2^e m, `correct_log2` has F near 2^64 log2 m with an error in (-11.96, 3.41). As there, |e + log2 m| is
-a whole number w and a fraction R 2^-64, R = F or 2^64 - F. |ln x| = (w + R 2^-64) ln 2, `scaled_log`:
+**ln x.** With x = 2^e m, `correct_log2` has F near 2^64 log2 m with an error in (-11.96, 3.41). As there, |e + log2
+m| is a whole number w and a fraction R 2^-64, R = F or 2^64 - F. |ln x| = (w + R 2^-64) ln 2, `scaled_log`:
 
-- w > 0: w (ln 2 2^64) and `high`(R, ln 2 2^64), ln 2 cut to 64 bits, both cut at 2^-56: (11.96 ln 2 + 3 + 1 + 149) 2^-8
-  + 2 units of 2^-56, below 3.
+- w > 0: w (ln 2 2^64) and `high`(R, ln 2 2^64), ln 2 cut to 64 bits, both cut at 2^-56: (11.96 ln 2 + 3 + 1 + 149)
+  2^-8 + 2 units of 2^-56, below 3.
 - w = 0: `high`(R, ln 2 2^64) alone: 11.96 ln 2 + 3 + 1, below 13 units of 2^-64.
-- x = 1 + t, |t| = T 2^-24 with an integer T < 2^12: t - t^2/2 + t^3/3 - t^4/4 + t^5/5 in units of 2^-76, the first two
-  terms exact, the others cut, 1 + 1 + 1.2, and what follows below 2.7: below 6 units of 2^-76.
+- x = 1 + t, |t| = T 2^-24 with an integer T < 2^12: t - t^2/2 + t^3/3 - t^4/4 + t^5/5 in units of 2^-76, the first
+  two terms exact, the others cut, 1 + 1 + 1.2, and what follows below 2.7: below 6 units of 2^-76.
 
-**Why its rounding is right.** ln x is irrational for x != 1, so no boundary. In the binade [2^(j-1), 2^j) of a result a
-boundary is an odd multiple of 2^(j-25). The same test computes `scaled_log` for each positive float32 below infinity,
-2,139,095,039 of them, and finds none nearer to a boundary than 6 units of 2^-56 where w > 0, than 42 units of 2^-76
-where T < 2^12, and than 7,518 units of 2^-64 elsewhere.
+**Why its rounding is right.** ln x is irrational for x != 1, so no boundary. In the binade [2^(j-1), 2^j) of a result
+a boundary is an odd multiple of 2^(j-25). The same test computes `scaled_log` for each positive float32 below
+infinity, 2,139,095,039 of them, and finds none nearer to a boundary than 6 units of 2^-56 where w > 0, than 42 units
+of 2^-76 where T < 2^12, and than 7,518 units of 2^-64 elsewhere.
 
 Source: IEEE 754-2019, section 9.2 (exp and log, correctly rounded). The method and the proof are ours.
 """
@@ -61,8 +62,8 @@ _MINUS_INFINITY = np.uint32(0xFF800000)
 def scaled_exp(significand: Array, exponent: Array, negative: Array) -> tuple[Array, Array]:
     """n (int32) and 2^f 2^62 (uint64, error below EXP_ERROR) with e^x = 2^n 2^f.
 
-    |x| = `significand` 2^(`exponent` - 150), uint64 of 24 bits and int32 from _TINY to _LARGE - 1; `negative` is the sign
-    of x. Called with 64-bit types in scope.
+    |x| = `significand` 2^(`exponent` - 150), uint64 of 24 bits and int32 from _TINY to _LARGE - 1; `negative` is the
+    sign of x. Called with 64-bit types in scope.
     """
     xp = _backend.namespace(significand)
     top, middle, bottom = (significand * limb for limb in _LOG2E)
@@ -132,8 +133,8 @@ def exp_bits(x: Array) -> Array:
 def scaled_log(significand: Array, exponent: Array) -> tuple[Array, Array]:
     """|ln x| (uint64) for x = m 2^exponent in units of 2^unit, and unit (int32).
 
-    `significand` (uint32 of 24 bits) is m 2^23, 1 <= m < 2. The errors are below LOG_ERRORS. Called with 64-bit types in
-    scope.
+    `significand` (uint32 of 24 bits) is m 2^23, 1 <= m < 2. The errors are below LOG_ERRORS. Called with 64-bit types
+    in scope.
     """
     xp = _backend.namespace(significand)
     fraction = log2_of_significand(significand)

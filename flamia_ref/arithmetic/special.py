@@ -69,7 +69,7 @@ SPECIAL_MODELS: Mapping[str, SpecialModel] = Registry(
                 name="correct",
                 functions=("exp2", "log2", "exp", "log", "reciprocal", "tanh"),
                 evidence={"definition": Evidence.SPECIFIED, "algorithm": Evidence.DERIVED},
-                source="IEEE 754-2019, section 9.2, and 5.4.1 for the division 1 / x; of exp2, log2, exp, log and tanh an error "
+                source="IEEE 754-2019, section 9.2, and 5.4.1 for the division 1 / x; of the others an error "
                 "bound by proof and the distance of every result from a rounding boundary by exhaustive check",
             ),
         )

@@ -309,7 +309,7 @@ def whole_delta(sums: Array, rest: Array, dead: Array, *, recipe: Recipe) -> Arr
 def pair_probabilities(
     s: Array, visible: Array, base: Array, c: Array, recipe: Recipe, total: Array | None = None
 ) -> Array:
-    """P of the backward relative to `base` [tiles, rows], from scores; over `total` [tiles, rows] where there is one."""
+    """P of the backward relative to `base` [tiles, rows], from scores; over `total` [tiles, rows] if there is one."""
     xp = _backend.namespace(s, base)
     base = base[:, :, None]
     if recipe.softmax.base == "natural_max":

@@ -276,7 +276,7 @@ def _check_smoothing(recipe: Recipe, name: str, product: Product) -> None:
     why = f"{name}.left.smoothing is 'tile_mean'"
     computed = product.correction_instruction
     _require(recipe, f"{name}.correction_instruction", computed, _CORRECTIONS, why)
-    _require(recipe, "tiles.query", recipe.tiles.query, (TILE,), why)
+    _require(recipe, "tiles.query", recipe.tiles.query, (32, 64, TILE), why)
     if product.guarded:
         raise ValueError(
             f"recipe {recipe.name!r} has guarded blocks in {name}, where {why}; they would need the mean, take the guard"
@@ -370,6 +370,7 @@ def _check_largest_score(recipe: Recipe, use: Use) -> None:
             " scales and no tensor scale is computed, of P in O"
         )
     why = f"{path}.scope is 'largest_score'"
+    _require(recipe, f"{path}.promoted_from", operand.promoted_from, (None,), why)
     _require(recipe, f"{path}.block", operand.block, ((1, 16),), why)
     _require(recipe, "o.right.format", recipe.o.right.format, (operand.format,), why)
     _require(recipe, "softmax.base", softmax.base, ("raw_max",), why)
@@ -446,8 +447,8 @@ def _check_softmax(recipe: Recipe) -> None:
                 ]
                 if scaled:  # in float32 their values can be infinite where their codes are not
                     raise ValueError(
-                        f"recipe {recipe.name!r} has {name}.instruction = {product.instruction!r}, which takes the values"
-                        f" of {scaled[0]}; computed are instructions that take scales: {why}"
+                        f"recipe {recipe.name!r} has {name}.instruction = {product.instruction!r}, which takes the"
+                        f" values of {scaled[0]}; computed are instructions that take scales: {why}"
                     )
         if not recipe.has_backward:
             return

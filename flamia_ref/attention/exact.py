@@ -24,6 +24,7 @@ or whose scores are all -inf, is dead: out 0, lse that of the sink or -inf, grad
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ import numpy as np
 from flamia_ref.attention.exact_forward import LOG2_E, ExactForward, Rows, static_scale
 from flamia_ref.attention.exact_tensor import HIGH, Exponents, Tensor, encoded, pairs
 from flamia_ref.attention.parts import Pairs, Part, Values, over_seen
-from flamia_ref.attention.product import Use
+from flamia_ref.attention.product import Operand, Scope, Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.packing import Mask
 
@@ -167,6 +168,21 @@ def backward(
     )
     out, lse = _outputs(run, q, v)
     knobs = recipe.backward.gradient
+    of_delta = out
+    if knobs.delta_source == "high_precision_out":
+        high = replace(recipe, o=replace(recipe.o, left=Operand(format=HIGH, scope=Scope.UNIT)))
+        other = ExactForward(
+            q,
+            k,
+            v,
+            high,
+            mask,
+            softmax_scale=softmax_scale,
+            quantized=quantized,
+            softcap=softcap,
+            sink=sink,
+        )
+        of_delta, _ = _outputs(other, q, v)
     inside, outside = softmax_scale, 1.0
     if knobs.softmax_scale == "epilogue":
         inside, outside = outside, inside
@@ -198,7 +214,7 @@ def backward(
             if cut.any():
                 dp = np.where(cut, do_row.guarded[row] @ v_key.guarded[key].T, dp)
             of_dout = tensors[Use.DP_DO].values if knobs.delta_source == "quantized_dout" else dout
-            terms = of_dout[row] * out[row]
+            terms = of_dout[row] * of_delta[row]
             if knobs.delta_source == "p_dp":  # P and dP have inverse factors of dO's
                 terms = np.where(seen, p * dp, 0) * np.exp2(below - r[part.head, part.rows, None])
             delta = terms.sum(axis=1, keepdims=True)

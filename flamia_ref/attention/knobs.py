@@ -119,7 +119,8 @@ class Softmax(Data):
             "natural_fma": fma(base, ln 2, log2(sum) ln 2) - p_offset ln 2. "natural_sum": base + ln(sum), with the
             base "natural_max" and only there. "factor_fma": fma(base, c ln 2, log2(sum times 1 / that of P) ln 2), each
             product rounded, -inf for a sum that is 0 or NaN. "scale_fma": fma(base, softmax_scale, log2(sum times 1 /
-            that of P) ln 2); 1 for softmax_scale where S' has it. The last two and "log2_fma" go with the base "raw_max" and only there.
+            that of P) ln 2); 1 for softmax_scale where S' has it. The last two and "log2_fma" go with the base
+            "raw_max" and only there.
         combine: how the splits of a document's keys come together. "every_split": each split's share is normalised,
             then applied. "scales_first": the same, but shares that are 0 or NaN are left out. "divide_last": weights
             are applied, those of NaN left out, then their sum divides.
@@ -203,8 +204,8 @@ class Softmax(Data):
             )
         if (self.lse in _OF_RAW_BASE) != (self.base == "raw_max"):
             raise ValueError(
-                f"lse is {self.lse!r} with base {self.base!r}; {', '.join(map(repr, _OF_RAW_BASE))} take a base in units"
-                " of S, which 'raw_max' alone is"
+                f"lse is {self.lse!r} with base {self.base!r}; {', '.join(map(repr, _OF_RAW_BASE))} take a base in"
+                " units of S, which 'raw_max' alone is"
             )
         if self.row_sum == "halved_lanes" and self.base == "integer_max":
             raise ValueError(
@@ -280,8 +281,8 @@ class Gradient(Data):
         score_factor: how c is rounded in the backward.
         normalisation: "fold_into_dout": P = 2^(t - b) with b = floor(lse log2 e), and dO takes the rest. "lse": P =
             2^(fma(S, c, -lse log2 e)), in a product and a sum where softmax.exp2_argument is "unfused"; e^(S' - lse)
-            with the base "natural_max". "row_softmax", with that base only: P = e^(S' - m) / l, m the row's maximum, NaN
-            winning, and l its sum of e^(S' - m), both computed again over all its keys in a pass each, key tiles
+            with the base "natural_max". "row_softmax", with that base only: P = e^(S' - m) / l, m the row's maximum, a
+            NaN winning, and l its sum of e^(S' - m), both computed again over all its keys in a pass each, key tiles
             ascending, by the softmax's row-sum order; a sink counts in both, first. lse says nothing but which rows are
             dead.
         delta: how the row sums of dO times O are added up.

@@ -125,10 +125,10 @@ class Operand(Data):
         smoothing: what is taken off the values before they are quantized, with the difference rounded to bfloat16.
             "document_mean": of k in S, its mean over a document's tokens, channel by channel: float32 sums of 128
             tokens each, ascending, these added ascending, times fl(1 / tokens), rounded to bfloat16. The scores of a
-            row all lose the same, so lse does, and O does not. "tile_mean": of q in S, its mean over the tokens of a
-            query tile, those past the document's end as zeros: a butterfly of bfloat16 additions at the distances of
-            `smoothing.BUTTERFLIES`, times 1 / tokens. S begins at the product of that mean and of k as it is before it
-            is quantized, by `correction_instruction`, rounded to bfloat16.
+            row all lose the same, so lse does, and O does not. "tile_mean": of q in S, its mean over 128 tokens, those
+            of a query tile or of several, those past the document's end as zeros: a butterfly of bfloat16 additions at
+            the distances of `smoothing.BUTTERFLIES`, times 1 / 128. S begins at the product of that mean and of k as it
+            is before it is quantized, by `correction_instruction`, rounded to bfloat16.
     """
 
     format: str

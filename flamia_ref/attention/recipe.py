@@ -115,7 +115,6 @@ class Recipe(Data):
 
     def _check_range(self) -> None:
         """Refuse a P that its format does not hold: with a constant scale, nothing else keeps it in range."""
-        softmax = self.softmax
         reaches = [
             (
                 "P",

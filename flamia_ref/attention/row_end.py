@@ -57,8 +57,8 @@ def finished(
     natural: Array | None = None,
 ) -> Row:
     """O and lse from the accumulator, the maximum and the sum `lanes` [tiles, rows, lanes] of all key tiles. `sink`
-    [tiles], `unseen` [tiles, rows]: rows that see no key; `descale` [tiles]: what O is multiplied by besides; `natural`:
-    as of `Factors`."""
+    [tiles], `unseen` [tiles, rows]: rows that see no key; `descale` [tiles]: what O is multiplied by besides;
+    `natural`: as of `Factors`."""
     xp = _backend.namespace(o, row_max)
     row_sum = softmaxes.total(lanes, softmax)
     if softmax.mask_value is not None:  # what masked pairs left in rows of nothing else

@@ -18,7 +18,7 @@ from flamia_ref.packing import Documents
 from flamia_ref.packing.tiles import Indices
 
 TILE = 128
-"""Tokens of a query tile whose mean is taken off, and of a partial sum of a document's."""
+"""Tokens whose mean is taken off q, those of a query tile or of several, and of a partial sum of a document's."""
 
 BUTTERFLIES: Mapping[int, tuple[int, ...]] = {
     64: (16, 32, 64, 2, 1, 8, 4),

@@ -51,7 +51,7 @@ def coordinates(case: Case, place: Place, index: Index) -> Where:
 
     `token` counts over all documents, `position`, `query` and `key` within the document. Tiles,
     which are those of the recipe, and blocks of 32 start at the document. `block` is one of channels,
-    16 of them in FP4, or of keys; `token block` and `query block` are named where the scale is that of
+    16 of them in FP4, or of keys, likewise; `token block` and `query block` are named where the scale is that of
     such a block.
     """
     spec = _Packed.of(case.spec, place.stage)
@@ -68,20 +68,22 @@ def coordinates(case: Case, place: Place, index: Index) -> Where:
     if place.document is None:
         channels = _channels(case.spec, at, place.stage.block)
         return found | _row(case, spec, document, at) | channels
-    return found | _pair_of(case, document, at)
+    return found | _pair_of(case, document, at, place.stage.block)
 
 
 class _Packed(NamedTuple):
-    """Where documents start among the tokens that an axis counts, the queries or the keys, and how long they are."""
+    """Where documents start among the tokens that an axis counts, the queries or the keys, how long they are, and how
+    many tokens a block of them has."""
 
     starts: tuple[int, ...]
     lengths: tuple[int, ...]
+    block: int
 
     @classmethod
     def of(cls, spec: CaseSpec, stage: Stage) -> "_Packed":
         if stage.of_keys or stage.name == "cu_seqlens_k":
-            return cls(spec.key_starts, spec.lengths_of_keys)
-        return cls(spec.starts, spec.lengths)
+            return cls(spec.key_starts, spec.lengths_of_keys, stage.block)
+        return cls(spec.starts, spec.lengths, stage.block)
 
 
 def _at(stage: Stage, index: Index) -> At:
@@ -105,7 +107,7 @@ def _block_starts(spec: _Packed) -> tuple[int, ...]:
     """Return the first token block of each document, and their number."""
     starts = [0]
     for length in spec.lengths:
-        starts.append(starts[-1] + blocks(length))
+        starts.append(starts[-1] + blocks(length, spec.block))
     return tuple(starts)
 
 
@@ -115,7 +117,7 @@ def _row(case: Case, spec: _Packed, document: int, at: At) -> Where:
         row = at["tokens"] - start
         return {"token": start + row, "position": row, "tile": row // _rows(case, at)}
     block = at["token_blocks"] - _block_starts(spec)[document]
-    row, last = block * BLOCK, min((block + 1) * BLOCK, length) - 1
+    row, last = block * spec.block, min((block + 1) * spec.block, length) - 1
     return {
         "tokens": f"{start + row} to {start + last}",
         "tile": row // _rows(case, at),
@@ -134,7 +136,7 @@ def _channels(spec: CaseSpec, at: At, size: int) -> Where:
     return {}
 
 
-def _pair_of(case: Case, document: int, at: At) -> Where:
+def _pair_of(case: Case, document: int, at: At, size: int) -> Where:
     start, length = case.spec.starts[document], case.spec.lengths[document]
     key_start, keys = case.spec.key_starts[document], case.spec.lengths_of_keys[document]
     found: Where = {}
@@ -147,15 +149,15 @@ def _pair_of(case: Case, document: int, at: At) -> Where:
             "query block": at["query_blocks"],
             "queries": f"{query} to {min(query + BLOCK, length) - 1}",
         }
-    key = at["keys"] if "keys" in at else at["key_blocks"] * BLOCK
+    key = at["keys"] if "keys" in at else at["key_blocks"] * size
     found |= {
         "query tile": query // case.recipe.query_tile,
         "key tile": key // case.recipe.key_tile,
-        "block": key // BLOCK,
+        "block": key // size,
     }
     if "keys" in at:
         return found | {"key": key, "key token": key_start + key}
-    return found | {"keys": f"{key} to {min(key + BLOCK, keys) - 1}"}
+    return found | {"keys": f"{key} to {min(key + size, keys) - 1}"}
 
 
 def _rows(case: Case, at: At) -> int:
@@ -206,7 +208,7 @@ def source_of_tile(case: Case, place: Place, index: Index) -> Index | None:
     tokens = _Packed.of(spec, source)
     known = {
         "tokens": tokens.starts[document] + token,
-        "token_blocks": _block_starts(tokens)[document] + token // BLOCK,
+        "token_blocks": _block_starts(tokens)[document] + token // tokens.block,
         "head_dim": channel,
         "channel_blocks": channel // size,
         "one": 0,
@@ -237,7 +239,7 @@ def _scale_of(spec: CaseSpec, at: At, scales: Stage) -> Index:
     known = dict(at) | {"one": 0}
     for axis, by, size in (
         ("queries", "query_blocks", BLOCK),
-        ("keys", "key_blocks", BLOCK),
+        ("keys", "key_blocks", scales.block),
         ("head_dim", "channel_blocks", scales.block),
     ):
         if axis in at:
@@ -246,7 +248,7 @@ def _scale_of(spec: CaseSpec, at: At, scales: Stage) -> Index:
         tokens = _Packed.of(spec, scales)
         document = _document(tokens, at)
         row = at["tokens"] - tokens.starts[document]
-        known["token_blocks"] = _block_starts(tokens)[document] + row // BLOCK
+        known["token_blocks"] = _block_starts(tokens)[document] + row // tokens.block
     return tuple(known[axis] for axis in _at(scales, (0,) * len(scales.axes)))
 
 
@@ -268,11 +270,11 @@ def _code_under(case: Case, place: Place, index: Index) -> Index | None:
         if "token_blocks" in at:
             document = _document(spec, at)
             block = at["token_blocks"] - _block_starts(spec)[document]
-            token = spec.starts[document] + block * BLOCK
+            token = spec.starts[document] + block * spec.block
         channel = at.get("head_dim", at.get("channel_blocks", 0) * size)
         return (token, index[1], channel)
     query = at.get("queries", at.get("query_blocks", 0) * BLOCK)
-    return (index[0], query, at.get("keys", at.get("key_blocks", 0) * BLOCK))
+    return (index[0], query, at.get("keys", at.get("key_blocks", 0) * size))
 
 
 def _pair(case: Case, name: str, index: Index, aligned: Mapping[str, Aligned]) -> Pair | None:

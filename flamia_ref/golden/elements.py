@@ -89,12 +89,12 @@ class Elements:
         """The scale of an element of an input."""
         keys = copy.tensor in ("k", "v")
         axes = self.case.places[copy.scales].stage.axes
+        size = self.case.places[copy.scales].stage.block
         row = token
         if axes[0].endswith("blocks"):
             document, inside = self.document(token, keys=keys)
             lengths = self.spec.lengths_of_keys if keys else self.spec.lengths
-            row = sum(blocks(one) for one in lengths[:document]) + inside // BLOCK
-        size = self.case.places[copy.scales].stage.block
+            row = sum(blocks(one, size) for one in lengths[:document]) + inside // size
         column = {"one": 0, "channel_blocks": channel // size, "head_dim": channel}[axes[2]]
         return (row, head, column)
 

@@ -12,11 +12,8 @@ from flamia_ref.attention.protection import safeguards
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.packing import Documents, Mask
 
-_OVER_VALUES = (
-    "o",
-    "dp",
-    "dv",
-)  # products whose multiply-accumulates are a pair's times the channels of v
+_OVER_VALUES = ("o", "dp", "dv")
+"""Products whose multiply-accumulates are a pair's times the channels of v."""
 
 
 class Costs:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from flamia_ref.attention.copies import INPUT_USES
 from flamia_ref.attention.product import Operand, Scope, Use
 from flamia_ref.attention.recipe import Recipe
+from flamia_ref.attention.smoothing import TILE
 from flamia_ref.formats import PRESETS
 from flamia_ref.leakage.sharing.placement import DOCUMENT, GUARD, Extent
 
@@ -173,10 +174,10 @@ def _sharings(recipe: Recipe, use: Use, through: tuple[Use, ...]) -> tuple[Shari
     earlier = () if source is None else _sharings(recipe, source, (*through, use))
     if operand.same_codes_as is not None:
         return earlier
-    return (*earlier, *_smoothed(recipe, operand), *_own(operand, use))
+    return (*earlier, *_smoothed(operand), *_own(operand, use))
 
 
-def _smoothed(recipe: Recipe, operand: Operand) -> tuple[Sharing, ...]:
+def _smoothed(operand: Operand) -> tuple[Sharing, ...]:
     """Tokens that lose the same mean share it as they would a scale."""
     match operand.smoothing:
         case "none":
@@ -184,7 +185,7 @@ def _smoothed(recipe: Recipe, operand: Operand) -> tuple[Sharing, ...]:
         case "document_mean":
             return (Sharing(rows=DOCUMENT, columns=1),)
         case "tile_mean":
-            return (Sharing(rows=recipe.tiles.query, columns=1),)
+            return (Sharing(rows=TILE, columns=1),)
 
 
 def _alike(one: Use, other: Use) -> bool:

@@ -1,7 +1,7 @@
 """exp and log rounded correctly: an independent check by `decimal`, and the distance from every boundary.
 
-The proof in `flamia_ref.arithmetic.correct_natural` needs that no float32 brings e^x or ln x within the error bounds of a
-rounding boundary. Part of them are checked always, all of them by night.
+The proof in `flamia_ref.arithmetic.correct_natural` needs that no float32 brings e^x or ln x within the error bounds
+of a rounding boundary. Part of them are checked always, all of them by night.
 """
 
 from decimal import Context, Decimal
@@ -189,7 +189,7 @@ def check_exp(exponents: range, step: int) -> int:
 
 
 def check_log(exponents: range, step: int) -> dict[int, int]:
-    least = {place: 1 << 63 for place in correct_natural.LOG_ERRORS}
+    least = dict.fromkeys(correct_natural.LOG_ERRORS, 1 << 63)
     significand = np.arange(1 << 23, 1 << 24, step, dtype=np.uint32)
     for exponent in exponents:
         chosen = significand[1:] if exponent == 0 else significand

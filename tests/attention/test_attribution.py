@@ -249,7 +249,8 @@ def test_the_figures(arrays, name):
     ],
 )
 def test_the_simulator_is_the_model_but_for_its_arithmetic(name):
-    """The rounding of results is 0.0017 of them, that of the O of delta more; quantizers add some ten times as much."""
+    """The rounding of results is 0.0017 of them, that of the O of delta more. Where P is in FP4, a row sum in bfloat16
+    moves some of it to other codes in dV. Quantizers add ten times as much."""
     sample = samples.bell((150, 1, 45), 2, 1, 64)
     offsets = np.array(sample.documents.offsets, dtype=np.int32)
     narrow = (sample.q, sample.k, sample.v)
@@ -266,4 +267,4 @@ def test_the_simulator_is_the_model_but_for_its_arithmetic(name):
     assert set(real) == set(model) == set(found.results) - {"lse"}
     for result, x in model.items():
         rest = np.linalg.norm(real[result] - x) / np.linalg.norm(x)
-        assert rest < (0.01 if result in ("out", "dv") else 0.03), result
+        assert rest < (0.01 if result == "out" else 0.03), result

@@ -21,7 +21,7 @@ SAFE = (
     "flamia-nvfp4-fp8",
     "flamia-nvfp4-fp8-ue4m3",
 )
-LEAKING = ("cudnn-mxfp8", "flamia-mxfp8-unguarded")
+LEAKING = ("cudnn-mxfp8", "cudnn-mxfp8-reference", "flamia-mxfp8-unguarded")
 LENGTHS = (37, 20)
 TRIALS = 2  # which see both leaks
 MORE = pytest.param(6, marks=pytest.mark.nightly)

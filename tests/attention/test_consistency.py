@@ -262,7 +262,10 @@ def test_c4_of_an_o_of_high_precision() -> None:
     found = measures.traced(RECIPES["attn-qat-nvfp4"], samples.bell(SMALL, *SHAPE), causal=True)
     one = consistency._c4(found)
     assert one.verdict is Verdict.BROKEN
-    assert "delta takes high_precision_out, the O of P in bfloat16 that the forward keeps" in one.details
+    assert (
+        "delta takes high_precision_out, the O of P in bfloat16 that the forward keeps"
+        in one.details
+    )
     delta = measures.delta(found)
     assert not delta.halved
     assert min(delta.returned, delta.unrounded) > 2**-9

@@ -46,9 +46,7 @@ def compare(
     if out is not None:
         kept = kept_for_backward(RECIPES[recipe])  # by its own forward there too
         saved = {name: expected[name].view(BF16).astype(np.float32) for name in kept}
-        given = Forward.from_kernel(
-            out, lse, recipe, saved=saved, cu_seqlens=cu_seqlens, **options
-        )
+        given = Forward.from_kernel(out, lse, recipe, saved=saved, cu_seqlens=cu_seqlens, **options)
     found = passes(q, k, v, dout, recipe, given=given, cu_seqlens=cu_seqlens, **options)
     assert set(found) == set(expected)
     for name, value in found.items():

@@ -291,7 +291,7 @@ def test_other_fields(recipe: str, path: str, value, first: str) -> None:
 @functools.cache
 def rising():
     """128 keys with scores near 0 and one 3.75 above them in the next tile; a score 6.25 above; a NaN."""
-    q, k, v, dout, cu_seqlens = with_dout(bell, 2, [129, 3, 3], 1, 1, 4)
+    q, k, v, _, cu_seqlens = with_dout(bell, 2, [129, 3, 3], 1, 1, 4)
     q, k = (x * np.float32(0.125).astype(BF16) for x in (q, k))
     q[128, 0], k[128, 0] = [1, 0, 0, 0], [7.5, 0, 0, 0]  # softmax_scale is 1 / 2
     q[131, 0], k[131, 0] = [1, 0, 0, 0], [12.5, 0, 0, 0]

@@ -29,7 +29,7 @@ from flamia_ref.attention import (
 )
 from flamia_ref.attention.computed import check_computed
 from flamia_ref.attention.inputs import score_factor
-from flamia_ref.attention.product import Accumulation, Operand, Product, Scope, TileOrder
+from flamia_ref.attention.product import Accumulation, Operand, Product, Scope, TileOrder, Use
 from flamia_ref.formats import PRESETS, decode_bits, encode_bits
 from flamia_ref.packing import Documents, Mask
 from tests.attention.changes import changed
@@ -137,6 +137,8 @@ WITHOUT_Q = replace(
         ("o.tile_order", TileOrder.ASCENDING, "p"),
         ("o.accumulation", Accumulation.FLOAT32_PARTIALS, "o"),
         ("o.accumulation", Accumulation.CHAINED, "o"),
+        ("tiles.query", 64, None),  # the mean is over 128 all the same
+        ("tiles.key", 64, "p"),
         ("softmax.p_scale", 1344, "p"),
         ("softmax.p_scale", 1, "p"),
         ("softmax.row_sum", "ascending", "row_sum"),
@@ -427,7 +429,8 @@ def test_smoothing_pays() -> None:
         ("o.left.scope", Scope.BLOCK, "largest_score"),
         ("o.left.format", "flamia-fp4-ue4m3", "alike"),
         ("softmax.row_sum_of", "codes", "softmax.row_sum_of"),
-        ("tiles.query", 64, "tiles.query"),
+        ("tiles.query", 96, "tiles.query"),
+        ("o.left.promoted_from", Use.S_Q, "o.left.promoted_from"),
         ("tiles.masked", "computed", "tiles.masked"),
         ("s.correction_instruction", "sm90.wgmma.bf16", "s.correction_instruction"),
     ],

@@ -33,6 +33,7 @@ DIGESTS = {
     "bf16-fa4": "12c64c31508f0529320f8fdfc2522c5e",
     "cudnn-mxfp8": "7889767f03029720dbe4d58c12e93b93",
     "cudnn-mxfp8-pv-bf16": "f3e221559ee6d2152539e5710e5d3d39",
+    "cudnn-mxfp8-reference": "38f58662b62dfff565a78cbdf6a69670",
     "flamia-mxfp8": "0dc900b759e09c23d85a72df543fe937",
     "flamia-mxfp8-folded": "ead2f4a864dfe3ec0b5c86bf43ea2a96",
     "flamia-mxfp8-unguarded": "76f5460a7b36ec8619a47d43abf051a0",

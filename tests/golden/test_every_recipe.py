@@ -100,6 +100,8 @@ def test_codes_of_pairs_come_in_their_types(every: golden.Pack, recipe: str) -> 
     given = results(case)
     stages = ("p.o.codes", "p.dv.codes", "ds.dq.codes", "ds.dk.codes", "ds.codes")
     for name in [name for name in given if name.rpartition(".")[0] in stages]:
+        if case.places[name].stage.view is View.F4_E2M1:
+            continue  # one code a byte
         wide = given[name].dtype == np.uint16
         given[name] = given[name].view(ml_dtypes.bfloat16 if wide else ml_dtypes.float8_e4m3fn)
     for name in ("dq", "dk", "dv"):

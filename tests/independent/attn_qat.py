@@ -4,7 +4,7 @@ Where the description is silent:
 
 - The maximum of a tile runs over its 32 columns; a NaN beside a number does not count, a subnormal counts as zero.
 - A masked P is what its score of -1e6 gives, in columns past the document's end too, where v is +0.
-- A row that sees no key has the m and l that it began with, o = +0 and lse = -inf.
+- A row that sees no key has the m and l that it began with. No l is negative.
 - The backward takes the high_precision_out of the recipe's own forward, whatever out and lse it is given.
 - In tiles that are skipped the traced codes and scales are 0, and so is dS of the backward.
 - dS of a masked pair in a tile that is worked on is +0 times (dP - delta), which may be -0 or NaN.
@@ -90,6 +90,12 @@ class AttnQat:
             for keys in (x for x in self.tiles if self._worked(queries, x)):
                 self._take_in(row, query, keys, values, p[query], p_codes[query], p_scales[query])
             rows.append(row)
+            if float32.is_zero(row.l):
+                o.append([0] * head.head_dim)
+                out.append([0] * head.head_dim)
+                self.high.append([0] * head.head_dim)
+                lse.append(float32.MINUS_INFINITY)
+                continue
             o.append([float32.divide(x, row.l) for x in row.o])
             out.append([float32.to_bfloat16(x) for x in o[-1]])
             self.high.append([float32.to_bfloat16(float32.divide(x, row.l)) for x in row.high])

@@ -790,6 +790,55 @@ def fake_quantization() -> Iterator[Case]:
     )
 
 
+def fp8_knobs() -> Iterator[Case]:
+    """The knobs that came with the FP8 paths, on recipes that have a backward."""
+    cut: dict[str, Any] = {"queries": (38,), "keys": (35,), "seed": 37}
+    capped: dict[str, Any] = {"options": {"softcap": 1.5}}
+    base = {"softmax.exp2_argument": "fused_base"}
+    named: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+        (FA4, "quads", {"softmax.row_sum": "quads"}, cut),
+        (FA4, "quads of codes", {"softmax.row_sum": "quads", "softmax.row_sum_of": "codes"}, cut),
+        (FA4, "octets", {"softmax.row_sum": "octets"}, cut),
+        (FOLDED, "quads", {"softmax.row_sum": "quads"}, {"sink": (0.5,)}),
+        (CUDNN, "quads", {"softmax.row_sum": "quads", "gradient.delta_source": "p_dp"}, cut),
+        (FA4, "quads, specials", {"softmax.row_sum": "quads"}, {**cut, "kind": "specials"}),
+        (FA4, "halved lanes", {"softmax.row_sum": "halved_lanes"}, cut),
+        (CUDNN, "halved lanes", {"softmax.row_sum": "halved_lanes"}, cut),
+        (FA4, "halved lanes, specials", {"softmax.row_sum": "halved_lanes"}, {**cut, "kind": "specials"}),
+        (FA4, "halved lanes, p_dp", {"softmax.row_sum": "halved_lanes", "gradient.delta_source": "p_dp"}, cut),
+        (FA4, "zeroing", {"softmax.normalisation": "zeroing_reciprocal"}, {**cut, "kind": "specials"}),
+        (FA4, "factor", {"softmax.lse": "factor_fma"}, cut),
+        (FA4, "factor, lifted", {"softmax.lse": "factor_fma", "softmax.p_offset": 6}, {"sink": (0.5,)}),
+        (FA4, "factor, specials", {"softmax.lse": "factor_fma"}, {**cut, "kind": "specials"}),
+        (FA4, "factor, cap", {"softmax.lse": "factor_fma"}, capped),
+        (FA4, "scale", {"softmax.lse": "scale_fma"}, cut),
+        (FA4, "scale, lifted", {"softmax.lse": "scale_fma", "softmax.p_offset": 6}, {"sink": (0.5,)}),
+        (FA4, "scale, specials", {"softmax.lse": "scale_fma"}, {**cut, "kind": "specials"}),
+        (FA4, "scale, cap", {"softmax.lse": "scale_fma"}, capped),
+        (FA4, "scale, splits", {"softmax.lse": "scale_fma", "tiles.splits": 2}, cut),
+        (FA4, "scale, scaled", {"softmax.lse": "scale_fma", "softmax.score": "scaled"}, cut),
+        (FA4, "base", base, cut),
+        (FA4, "base, lifted", {**base, "softmax.p_offset": 6, "softmax.rescale_threshold": 2}, cut),
+        (FA4, "base, mask value", {**base, "softmax.mask_value": -9.0}, cut),
+        (FA4, "base, the forward's P", {**base, "gradient.p_for_dv": "forward"}, cut),
+        (FA4, "folded cap", {"softmax.softcap": "folded"}, capped),
+        (CUDNN, "folded cap", {"softmax.softcap": "folded"}, capped),
+        (FOLDED, "folded cap, sink", {"softmax.softcap": "folded"}, {**capped, "sink": (0.5,)}),
+        (FA4, "folded cap, factor", {"softmax.softcap": "folded", "softmax.lse": "factor_fma"},
+         {**capped, "sink": (0.5,)}),
+        (FA4, "c of the float32 scale", {"softmax.score_factor": "float32_scale"},
+         {"options": {"softmax_scale": 0.3}}),
+    ]  # fmt: skip
+    for recipe, name, changes, fields in named:
+        yield Case(
+            name=f"{recipe} fp8: {name}",
+            recipe=recipe,
+            changes=changes,
+            nightly=name not in ("quads", "halved lanes", "scale", "base", "folded cap, factor"),
+            **{"queries": (38,), "seed": 37, **fields},
+        )
+
+
 MAKERS = (
     masks,
     softmaxes,
@@ -801,6 +850,7 @@ MAKERS = (
     special_values,
     natural,
     fake_quantization,
+    fp8_knobs,
 )
 ALL = [case for make in MAKERS for case in make()]
 

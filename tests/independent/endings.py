@@ -39,7 +39,8 @@ def finish(row: Online, accumulator: Sequence[int], *, sink: int | None, is_dead
         m, total, accumulator = sunk.m, sunk.l, sunk.accumulator
     elif is_dead or (is_integer and m == float32.MINUS_INFINITY):
         return End(o=nothing, lse=float32.MINUS_INFINITY, m=m, l=total)
-    if not is_integer and (float32.is_nan(total) or float32.is_zero(total)):
+    lost = float32.is_nan(total) or float32.is_zero(total)
+    if not is_integer and lost and row.softmax["lse"] != "scale_fma":
         lse = float32.MINUS_INFINITY
     else:
         lse = natural_lse(row, m, total)
@@ -75,6 +76,9 @@ def normalised(row: Online, accumulator: Sequence[int], total: int) -> list[int]
     elif kind == "zero_safe_reciprocal":
         safe = float32.is_nan(total) or float32.is_zero(total)
         inverse = reciprocal(float32.ONE if safe else total)
+    elif kind == "zeroing_reciprocal":
+        lost = float32.is_nan(total) or float32.is_zero(total)
+        inverse = 0 if lost else reciprocal(total)
     elif kind == "reciprocal":
         inverse = reciprocal(total)
     else:
@@ -86,9 +90,14 @@ def natural_lse(row: Online, m: int, total: int) -> int:
     """lse in one of its forms."""
     if row.softmax["lse"] == "natural_sum":
         return float32.add(m, FUNCTIONS["log", row.softmax["log2"]](total))
+    form = row.softmax["lse"]
+    if form in ("factor_fma", "scale_fma"):
+        scaled = float32.multiply(total, float32.nearest(Fraction(1, 2**row.units)))
+        log = float32.multiply(FUNCTIONS["log2", row.softmax["log2"]](scaled), LN2)
+        factor = row.natural if form == "scale_fma" else float32.multiply(row.c, LN2)
+        return float32.fused_multiply_add(m, factor, log)
     log2 = FUNCTIONS["log2", row.softmax["log2"]](total)
     units = whole(row.units)
-    form = row.softmax["lse"]
     if form == "log2_sum":
         base = float32.subtract(m, units) if row.units else m
         return float32.multiply(float32.add(base, log2), LN2)

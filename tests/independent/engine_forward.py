@@ -141,7 +141,8 @@ def forward(head: Head) -> Forward:
     for queries in tiling.query_tiles:
         parts = []
         for number, tiles in enumerate(runs(tiling.worked_on(queries), splits)):
-            rows: list[Online] = [BASES[softmax["base"]](softmax, c) for _ in queries]
+            natural = head.scores.natural
+            rows: list[Online] = [BASES[softmax["base"]](softmax, c, natural) for _ in queries]
             has_sink = splits == 1 or (number == 0 and softmax["combine"] != "divide_last")
             if has_sink and head.sink is not None:
                 for row in rows:
@@ -195,7 +196,7 @@ def _finished(
     keys = [j for tile in tiles for j in head.tiling.key_tiles[tile]]
     is_dead = not any(head.mask.sees(query, j) for j in keys)
     if is_dead and head.mask_value is not None:
-        row = type(row)(row.softmax, row.c)
+        row = type(row)(row.softmax, row.c, row.natural)
     return endings.finish(row, accumulator, sink=head.sink if has_sink else None, is_dead=is_dead)
 
 

@@ -42,6 +42,11 @@ def float32_product(softmax_scale: float) -> int:
     return float32.multiply(rounded(softmax_scale), LOG2_E_FLOAT32)
 
 
+def float32_scale(softmax_scale: float) -> int:
+    """float32 bits of the float64 product of the float32 softmax_scale and the float64 next to log2(e)."""
+    return float64_product(float(float32.value(rounded(softmax_scale))))
+
+
 def rounded(softmax_scale: float) -> int:
     """softmax_scale itself as float32 bits."""
     return float32.nearest(Fraction(_checked(softmax_scale)))

@@ -43,7 +43,10 @@ def descale(matrices_of_head: Sequence[Matrix]) -> int:
 def encoded(rows: Matrix, divisor: int | None) -> Matrix:
     """e4m3 of each value, over the divisor where there is one."""
     return [
-        [codes.encode(x if divisor is None else float32.divide(x, divisor), codes.E4M3) for x in row]
+        [
+            codes.encode(x if divisor is None else float32.divide(x, divisor), codes.E4M3)
+            for x in row
+        ]
         for row in rows
     ]
 
@@ -302,9 +305,7 @@ class Fp8:
         """There is none."""
         raise ValueError("FP8 paths have no backward here: none is public for these inputs")
 
-    def _take_in(
-        self, row: Row, query: int, keys: range, p: list[int], p_codes: list[int]
-    ) -> None:
+    def _take_in(self, row: Row, query: int, keys: range, p: list[int], p_codes: list[int]) -> None:
         """Steps 4 to 7 for a key tile; P and its codes go into their rows."""
         head, size = self.head, self.key_tile
         scores = [

@@ -45,10 +45,13 @@ class Online(ABC):
 
     start = float32.MINUS_INFINITY
 
-    def __init__(self, softmax: dict[str, Any], c: int) -> None:
-        """``softmax`` are a recipe's knobs; ``c`` is the float32 factor of the scores."""
+    def __init__(
+        self, softmax: dict[str, Any], c: int, natural: int = float32.ONE
+    ) -> None:
+        """``softmax`` are a recipe's knobs; ``c`` is the float32 factor of the scores, ``natural`` without log2(e)."""
         self.softmax = softmax
         self.c = c
+        self.natural = natural
         self.m = self.start
         self.units = int(softmax["p_offset"])
         self.threshold = int(softmax["rescale_threshold"])
@@ -85,7 +88,8 @@ class Online(ABC):
         return [0 if float32.is_nan(x) else x for x in found]
 
     def begin_with(self, sink: int) -> None:
-        """Take a sink in before the first tile, in a base that does."""
+        """Take a sink in before the first tile, in a base that does; it may come at the end instead."""
+        del sink
 
     def _power(self, score: int, exp2: Any) -> int:
         return int(exp2(argument(score, self.c, self.offset(), self.form)))
@@ -179,7 +183,10 @@ class RawBase(Online):
         return Factor(FUNCTIONS["exp2", self.softmax["exp2"]](exponent))
 
     def offset(self) -> int:
-        """fl(p_offset - fl(ms c))."""
+        """fl(p_offset - fl(ms c)), or -fma(ms, c, -p_offset)."""
+        if self.form == "fused_base":
+            scaled = float32.fused_multiply_add(self._safe, self.c, whole(-self.units))
+            return float32.negate(scaled)
         return float32.subtract(whole(self.units), self.base_in_log2)
 
 

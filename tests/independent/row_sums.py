@@ -1,12 +1,18 @@
 """Row sums that go on from tile to tile, and how what belongs to an old base comes to a new one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Protocol
 
 from tests.independent import float32, sums
 from tests.independent.softmaxes import shift_by_difference
 
 CHUNK = 64
+LANES: dict[str, Callable[[int], int]] = {
+    "octets": lambda column: column % 32 // 8,
+    "quads": lambda column: column % 8 // 2,
+}
+"""Sums in four lanes: which one takes a column."""
 
 
 class Rescaling(Protocol):
@@ -17,6 +23,9 @@ class Rescaling(Protocol):
 
     def apply_and_add(self, x: int, y: int) -> int:
         """The same plus another number."""
+
+    def halved(self) -> "Rescaling":
+        """What brings half of it."""
 
 
 class Shift:
@@ -34,6 +43,10 @@ class Shift:
         """Two operations."""
         return float32.add(self._shift(x), y)
 
+    def halved(self) -> "Rescaling":
+        """No recipe has that."""
+        raise NotImplementedError
+
 
 class Factor:
     """Times a float32."""
@@ -50,17 +63,22 @@ class Factor:
         """One operation."""
         return float32.fused_multiply_add(x, self.factor, y)
 
+    def halved(self) -> "Rescaling":
+        """By half of the factor."""
+        return Factor(float32.multiply(self.factor, 0x3F000000))
+
 
 class RowSum:
     """A sum over the columns of key tiles in one of the orders of a recipe; float32 bits."""
 
     def __init__(self, order: str) -> None:
-        """``order`` is "eight_lanes", "two_lanes", "ascending", "by_tiles" or "bfloat16_butterfly"."""
-        orders = ("eight_lanes", "two_lanes", "ascending", "by_tiles", "bfloat16_butterfly")
+        """``order`` is the name that recipes have for it."""
+        orders = ("eight_lanes", "two_lanes", "ascending", "by_tiles", "bfloat16_butterfly", *LANES)
+        orders += ("halved_lanes",)
         if order not in orders:
             raise ValueError(f"row sum {order!r}: none is known by that name")
         self.order = order
-        self._lanes = [0, 0] if order == "two_lanes" else [0]
+        self._lanes = [0] * (4 if order in LANES else 2 if order == "two_lanes" else 1)
 
     def add(self, terms: Sequence[int], rescaling: Rescaling) -> None:
         """Add all columns of a tile; the sum so far is rescaled first."""
@@ -69,6 +87,24 @@ class RowSum:
                 rescaling.apply_and_add(lane, _lane(terms, parity))
                 for parity, lane in enumerate(self._lanes)
             ]
+            return
+        if self.order in LANES:
+            mine = [[x for at, x in enumerate(terms) if LANES[self.order](at) == r] for r in range(4)]
+            self._lanes = [
+                reduce(float32.add, rest, rescaling.apply_and_add(held, first))
+                for held, (first, *rest) in zip(self._lanes, mine, strict=True)
+            ]
+            return
+        if self.order == "halved_lanes":
+            half = rescaling.halved().apply(self._lanes[0])
+            lanes = [half, half, *[0] * 6]
+            for column, x in enumerate(terms):
+                lanes[column % 8] = float32.add(lanes[column % 8], x)
+            even, odd = (
+                float32.add(float32.add(a, b), float32.add(c, d))
+                for a, b, c, d in (lanes[::2], lanes[1::2])
+            )
+            self._lanes = [float32.add(even, odd)]
             return
         if self.order == "bfloat16_butterfly":
             self._lanes = [rescaling.apply_and_add(self._lanes[0], sums.in_bfloat16(terms))]
@@ -93,6 +129,10 @@ class RowSum:
         """The sum."""
         if len(self._lanes) == 1:
             return self._lanes[0]
+        if len(self._lanes) == 4:
+            a, b, c, d = self._lanes
+            pairs = ((a, c), (b, d)) if self.order == "quads" else ((a, b), (c, d))
+            return float32.add(*(float32.add(*pair) for pair in pairs))
         even, odd = self._lanes
         return float32.add(even, odd)
 

@@ -30,6 +30,7 @@ FACTORS: dict[str, Callable[[float], int]] = {
     "exact_product": factors.exact_product,
     "float64_product": factors.float64_product,
     "float32_product": factors.float32_product,
+    "float32_scale": factors.float32_scale,
 }
 
 
@@ -43,19 +44,39 @@ class Scores:
 
     def factor(self, rounding: str) -> int:
         """c, with which S' becomes log2 units, by a ``score_factor``."""
+        if self.softcap is not None and self.is_folded:
+            return FACTORS[rounding](self.softcap)
         if self.softcap is not None or self.softmax["score"] == "scaled":
             return factors.LOG2_E_FLOAT32
         return FACTORS[rounding](self.softmax_scale)
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether a soft cap is in c, and not in S'."""
+        return bool(self.softmax["softcap"] == "folded")
+
+    @property
+    def natural(self) -> int:
+        """What S' is multiplied by to be in natural units, where no soft cap is in c."""
+        if self.softcap is not None or self.softmax["score"] == "scaled":
+            return float32.ONE
+        return factors.rounded(self.softmax_scale)
 
     def capped(self, s: int) -> int:
         """T = tanh(S (softmax_scale / softcap))."""
         if self.softcap is None:
             raise ValueError("no soft cap: T exists only with one")
-        quotient = float32.nearest(Fraction(self.softmax_scale / self.softcap))
+        if self.is_folded:
+            scale, cap = (factors.rounded(x) for x in (self.softmax_scale, self.softcap))
+            quotient = float32.divide(scale, cap)
+        else:
+            quotient = float32.nearest(Fraction(self.softmax_scale / self.softcap))
         return FUNCTIONS["tanh", self.softmax["tanh"]](float32.multiply(s, quotient))
 
     def score(self, s: int) -> int:
         """S'."""
+        if self.softcap is not None and self.is_folded:
+            return self.capped(s)
         if self.softcap is not None:
             return float32.multiply(float32.nearest(Fraction(self.softcap)), self.capped(s))
         if self.softmax["score"] == "scaled":

@@ -13,6 +13,11 @@ from flamia_ref.leakage.search.subjects import RecipeSubject
 
 LEAKING = {
     "cudnn-mxfp8": {("v", Severity.FORWARD), ("k", Severity.BACKWARD), ("dout", Severity.BACKWARD)},
+    "cudnn-mxfp8-reference": {
+        ("v", Severity.FORWARD),
+        ("k", Severity.BACKWARD),
+        ("dout", Severity.BACKWARD),
+    },
     "flamia-mxfp8-unguarded": {
         ("q", Severity.FORWARD),
         ("k", Severity.FORWARD),

@@ -125,6 +125,7 @@ LEAKY = {
         "dq.k": "col",
         "dk.q": "col",
     },
+    "cudnn-mxfp8-reference": {"o.v": "col", "dv.do": "col", "dq.k": "col", "dk.q": "col"},
     "flamia-mxfp8-unguarded": dict.fromkeys(USES, "tile"),
 }
 

@@ -84,6 +84,14 @@ def test_without_its_safeguards_the_guarded_recipe_has_the_inputs_of_its_twin() 
     assert not structure(found, lengths=[64]).legal
 
 
+def test_bfloat16_over_tokens_skips_tiles_that_no_row_sees() -> None:
+    # Zeros of such tiles are computed for block formats alone.
+    found = chosen("flamia-mxfp8-folded", {"k": HIGH})
+    check_computed(found)
+    assert found.tiles.masked == "skipped"
+    assert chosen("flamia-mxfp8-folded", {"k": GUARDED}).tiles.masked == "computed"
+
+
 def test_groups_are_uses_of_one_copy_that_leak_or_are_kept_from_it() -> None:
     names = {name: [group.name for group in groups_of(RECIPES[name])] for name in RECIPES}
     assert names["cudnn-mxfp8"] == ["o.v", "dv.do", "dq.k", "dk.q"]
@@ -185,14 +193,15 @@ def test_work_is_counted_pair_by_pair(
 
 
 def test_bytes_by_hand() -> None:
-    costs = Costs(2048, head_dim=64, value_dim=64, causal=True, window=None)
-    # A token: q, k and v in 64 codes and one byte each; out in bfloat16, lse in float32.
-    assert costs.kept(RECIPES["flamia-mxfp8-folded"]) == 2048 * (3 * (64 + 1) + 2 * 64 + 4)
-    # q has one byte; k and v have two scales for 32 tokens, and bfloat16 for guarded blocks, as q does.
-    guarded = 2048 * ((64 + 1) + 2 * 64 + 2 * 64 + 4 + 3 * 2 * 64) + 2 * 2 * (2048 // 32)
+    costs = Costs(2048, head_dim=64, value_dim=96, causal=True, window=None)
+    # A token: q and k in 64 codes, v in 96, and a byte each; out in bfloat16, lse in float32.
+    kept = costs.kept(RECIPES["flamia-mxfp8-folded"])
+    assert kept == 2048 * (2 * (64 + 1) + (96 + 1) + 2 * 96 + 4)
+    # q has one byte; k has two scales for 32 tokens and v three; q, k and v are there in bfloat16 for guarded blocks.
+    guarded = 2048 * ((64 + 1) + 64 + 96 + 2 * 96 + 4 + 2 * (64 + 64 + 96)) + (2 + 3) * 2048 // 32
     assert costs.kept(RECIPES["flamia-mxfp8"]) == guarded
     # bfloat16 alone: no copy besides the inputs.
-    assert costs.kept(RECIPES["bf16-fa4"]) == 2048 * (3 * 128 + 128 + 4)
+    assert costs.kept(RECIPES["bf16-fa4"]) == 2048 * 2 * (64 + 64 + 96 + 96) + 2048 * 4
 
 
 # Fronts.

@@ -307,7 +307,12 @@ def test_a_million_tokens_in_less_than_50_ms() -> None:
 
 
 def test_every_recipe_is_looked_at() -> None:
-    leaky = {"cudnn-mxfp8", "flamia-mxfp8-unguarded", "sage3-nvfp4"}
+    leaky = {
+        "cudnn-mxfp8",
+        "cudnn-mxfp8-reference",
+        "flamia-mxfp8-unguarded",
+        "sage3-nvfp4",
+    }
     assert {*RECIPES} == SAFE | leaky
 
 
@@ -356,6 +361,7 @@ UNGUARDED = CUDNN | {
     ("name", "leaks", "uses"),
     [
         ("cudnn-mxfp8", CUDNN, {Use.O_V, Use.DV_DO, Use.DQ_K, Use.DK_Q}),
+        ("cudnn-mxfp8-reference", CUDNN, {Use.O_V, Use.DV_DO, Use.DQ_K, Use.DK_Q}),
         ("flamia-mxfp8-unguarded", UNGUARDED, {*Use} - {Use.O_P}),
     ],
 )

@@ -85,6 +85,7 @@ def test_pictures_in_documents_are_those_of_the_notebooks() -> None:
         "error-attribution.png",
         "error-length.png",
         "leakage-proof.png",
+        "leakage-safeguards.png",
     }
     for name, png in drawn.items():
         assert (execute.PICTURES / name).read_bytes() == png

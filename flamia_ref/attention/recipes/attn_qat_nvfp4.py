@@ -35,7 +35,7 @@ mufu.sm90, N is -3.4028235e38. Tiles of 32 queries by 32 keys start at the docum
     ascending. dK and dQ are multiplied by fl(softmax_scale). All become bfloat16.
 
 Tiles without a visible pair are skipped in all of this. A row with lse = -inf beside an out of zeros has no gradient,
-by select: P = 0. A row that sees no key is dead: out = +0, lse = -inf.
+by select: P = 0. A row that sees no key, or has l <= 0, is dead: out = +0, lse = -inf. The kernel divides by that l.
 
 A masked score is finite, so that a row whose own scores are all below -1e6 takes in what it must not see, v above all.
 In all other rows a masked P is exactly 0. Nothing leaks through scales: no block of q, k and v holds more than one

@@ -6,12 +6,12 @@ compiles with --use_fast_math. What that makes of the softmax's expressions was 
 CUDA 13.0 and 13.5, on the softmax alone: where multiply-adds are fused, that exp2f, logf and the quotient by l are ex2,
 lg2 and a product with rcp, and so no division.
 
-The kernel takes e4m3 codes and one constant each of q, k, v and of O's inverse, from its caller. These are 1 here, as in
-the example, so nothing is scaled: values beyond 448 saturate, and small ones are lost. Nothing is shared by tokens.
+The kernel takes e4m3 codes and one constant each of q, k, v and of O's inverse, from its caller. These are 1 here, as
+in the example, so nothing is scaled: values beyond 448 saturate, and small ones are lost. Nothing is shared by tokens.
 
 The steps. All float32 operations round to nearest even; every NaN is 0x7fffffff. f8 is the instruction
-sm100.tcgen05.f8f6f4 on e4m3; ex2, lg2 and rcp are mufu.sm90. maxnum ignores a NaN beside a number. Tiles of 128 start at
-the document; places past its end hold +0.
+sm100.tcgen05.f8f6f4 on e4m3; ex2, lg2 and rcp are mufu.sm90. maxnum ignores a NaN beside a number. Tiles of 128 start
+at the document; places past its end hold +0.
 
 1. Codes of q, k and v are e4m3(x), 448 in magnitude at most.
 2. S = f8 over ascending channels of the codes of q and k, from +0. c = fl(fl(softmax_scale) 0x3fb8aa3b).
