@@ -279,8 +279,8 @@ def _check_smoothing(recipe: Recipe, name: str, product: Product) -> None:
     _require(recipe, "tiles.query", recipe.tiles.query, (32, 64, TILE), why)
     if product.guarded:
         raise ValueError(
-            f"recipe {recipe.name!r} has guarded blocks in {name}, where {why}; they would need the mean, take the guard"
-            " out"
+            f"recipe {recipe.name!r} has guarded blocks in {name}, where {why}; they would need the mean, take the"
+            " guard out"
         )
 
 

@@ -6,7 +6,7 @@ from flamia_ref.golden.copies import HEADS, Copy
 from flamia_ref.golden.elements import Elements
 from flamia_ref.golden.files import Tensor
 from flamia_ref.golden.lineage import Index, Lineage
-from flamia_ref.golden.stage import BLOCK, Place, blocks
+from flamia_ref.golden.stage import Place, blocks
 
 _GUARDED = {"p.o": "o", "ds.dq": "dq"}
 _PRODUCTS = {"o": "O", "dq": "dQ"}
@@ -181,17 +181,16 @@ def _block(of: Elements, copy: Copy, place: Place, index: Index) -> tuple[slice,
             slice(first[0], min(first[0] + int(rows), queries)),
             slice(first[1], min(first[1] + int(columns), keys)),
         )
-    row = slice(index[0], index[0] + 1)
+    row, size = slice(index[0], index[0] + 1), place.stage.block
     for axis, starts, lengths in (
         ("token_blocks", of.spec.starts, of.spec.lengths),
         ("key_token_blocks", of.spec.key_starts, of.spec.lengths_of_keys),
     ):
         if axis in at:
-            count = np.cumsum([0, *(blocks(one) for one in lengths)])
+            count = np.cumsum([0, *(blocks(one, size) for one in lengths)])
             document = int(np.searchsorted(count, at[axis], side="right")) - 1
-            start = starts[document] + (at[axis] - int(count[document])) * BLOCK
-            row = slice(start, min(start + BLOCK, starts[document + 1]))
-    size = place.stage.block
+            start = starts[document] + (at[axis] - int(count[document])) * size
+            row = slice(start, min(start + size, starts[document + 1]))
     if "one" in at:
         return row, slice(0, of.spec.head_dim)
     if "head_dim" in at:
