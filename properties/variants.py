@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 if TYPE_CHECKING:
     from flamia_ref.attention import Recipe
 
+
 def recipes(names: Sequence[str] | None = None) -> st.SearchStrategy[Recipe]:
     """Registered recipes, all or those named, in the registry's order. Raises UnknownName for an unknown one."""
     from flamia_ref.attention import RECIPES

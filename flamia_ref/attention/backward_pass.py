@@ -144,13 +144,11 @@ class BackwardRun(Run):
             prologue = row_softmax.completed(self, prologue)
         if delta is None:
             delta = self._delta_of_pairs(prologue)
-        values = backward_tile.Values(
-            *(
-                self._with_last(x, last)
-                for x, last in ((prologue.base, 0), (delta, 0), (prologue.dead, True))
-            ),
-            total=self._totals(prologue),
+        base, own_delta, dead = (
+            self._with_last(x, last)
+            for x, last in ((prologue.base, 0), (delta, 0), (prologue.dead, True))
         )
+        values = backward_tile.Values(base, own_delta, dead, total=self._totals(prologue))
         sums: Sums = {name: {} for name in self.widths}
         order = self._order(2 if self.partials and self.head_dim >= _PAIRED_FROM else 1)
         unseen = bool({"s", "dp"} & set(self.traced.wanted))
@@ -300,9 +298,7 @@ class BackwardRun(Run):
             self.to_compute(_backend.gather(values.delta, index)),
             self.to_compute(_backend.gather(values.dead, index)),
             self._row_base(batch, index),
-            None
-            if values.total is None
-            else self.to_compute(_backend.gather(values.total, index)),
+            None if values.total is None else self.to_compute(_backend.gather(values.total, index)),
         )
         queries = pairs.queries
         keys = tile_keys(queries.document, queries.head, queries.first, pairs.key_first)

@@ -239,7 +239,9 @@ def pair_step(
     `o_fold`: the scales that the forward's P took over, where dV takes that P."""
     guarded = work.guarded
     s = sides.over_channels(x.s_q, x.s_k, recipe.s, guarded if recipe.s.guarded else None)
-    dp = sides.over_channels(x.dp_do, x.dp_v, recipe.backward.dp, guarded if recipe.backward.dp.guarded else None)
+    dp = sides.over_channels(
+        x.dp_do, x.dp_v, recipe.backward.dp, guarded if recipe.backward.dp.guarded else None
+    )
     folds = (x.dv_do.fold, x.dq_k.fold, x.dk_q.fold, o_fold)
     middle = _differences(s, dp, values, work, folds, factors, scale, recipe=recipe)
     dv = sides.over_rows(middle.dv_left, x.dv_do, state.dv, recipe.backward.dv)
@@ -270,7 +272,9 @@ def delta_step(
     """The sums of P dP [tiles, rows, lanes] after one pair of tiles each."""
     guarded = work.guarded
     s = sides.over_channels(s_q, s_k, recipe.s, guarded if recipe.s.guarded else None)
-    dp = sides.over_channels(dp_do, dp_v, recipe.backward.dp, guarded if recipe.backward.dp.guarded else None)
+    dp = sides.over_channels(
+        dp_do, dp_v, recipe.backward.dp, guarded if recipe.backward.dp.guarded else None
+    )
     return _with_products(sums, s, dp, values, work, factors, recipe=recipe)
 
 
@@ -290,9 +294,7 @@ def _with_products(
     visible = (
         pairs_visible(work.key_start, work.least, work.last, s.shape[2]) & ~values.dead[:, :, None]
     )
-    p = pair_probabilities(
-        scores, visible, values.base, factors.c, recipe, values.total
-    )
+    p = pair_probabilities(scores, visible, values.base, factors.c, recipe, values.total)
     terms = xp.where(visible, _float32.multiply(p, dp), np.uint32(0))
     new = softmax.carried(sums, terms, recipe.softmax)
     return xp.where(work.skipped[:, None, None], sums, new)
@@ -348,9 +350,7 @@ def _differences(
     visible = (
         pairs_visible(work.key_start, work.least, work.last, s.shape[2]) & ~values.dead[:, :, None]
     )
-    p = pair_probabilities(
-        scores, visible, values.base, factors.c, recipe, values.total
-    )
+    p = pair_probabilities(scores, visible, values.base, factors.c, recipe, values.total)
     delta = values.delta[:, :, None]
     if gradient.softmax_scale == "in_ds":
         distance = _float32.fma(dp, scale, _float32.negate(_float32.multiply(delta, scale)))
@@ -380,7 +380,9 @@ def _differences(
     dv = sides.encoded_pairs(weights, recipe.backward.dv.left, _by_query(dv_fold))
     cut = sides.without_guarded(ds, work.guarded if recipe.backward.dq.guarded else None)
     dq_fold = None if dq_fold is None else dq_fold[:, None, :]
-    dq = sides.encoded_pairs(sides.in_static_units(cut, recipe.backward.dq.left), recipe.backward.dq.left, dq_fold)
+    dq = sides.encoded_pairs(
+        sides.in_static_units(cut, recipe.backward.dq.left), recipe.backward.dq.left, dq_fold
+    )
     dk = dq
     if recipe.backward.dk.left.same_codes_as is None:
         in_units = sides.in_static_units(ds, recipe.backward.dk.left)

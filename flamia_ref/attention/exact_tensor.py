@@ -34,9 +34,9 @@ Narrow = npt.NDArray[np.float32]
 
 
 class Tensor(NamedTuple):
-    """One use of q, k, v or dO: its values and those that guarded blocks take [tokens, heads, channels], or, of a product
-    that is corrected, those that its start takes; and the
-    exponents of the scales that another use takes over, 0 where none does [tokens, heads]."""
+    """One use of q, k, v or dO: its values and those that guarded blocks take [tokens, heads, channels], or, of a
+    product that is corrected, those that its start takes; and the exponents of the scales that another use takes over,
+    0 where none does [tokens, heads]."""
 
     values: Values
     guarded: Values
@@ -100,8 +100,8 @@ def pairs(x: Values, operand: Operand) -> Values:
 
 
 def _by_largest(x: Values, operand: Operand) -> Values:
-    """P in blocks of keys by what the largest score of each gives, which is its largest P: over the largest element that
-    is what P is divided by, and, rounded, the scale."""
+    """P in blocks of keys by what the largest score of each gives, which is its largest P: over the largest element
+    that is what P is divided by, and, rounded, the scale."""
     chosen = PRESETS[operand.format]
     rows, keys = x.shape
     size = PRESETS[operand.format].checked_block(operand.block)[1]
@@ -150,7 +150,8 @@ def _per_head(rows: Narrow, operand: Operand, kv_heads: int) -> Values:
     grouped = rows.reshape(kv_heads, -1)
     amax = np.abs(grouped).max(axis=1, keepdims=True)
     descale = np.where(amax == 0, np.float32(1), amax / np.float32(FORMATS[operand.format].max))
-    values = encoded(grouped / descale, operand.format) * descale.astype(np.float64)
+    quotient = np.asarray(grouped / descale, np.float32)
+    values = encoded(quotient, operand.format) * descale.astype(np.float64)
     return values.reshape(rows.shape)
 
 

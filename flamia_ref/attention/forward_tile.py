@@ -20,7 +20,6 @@ from flamia_ref.attention.sides import Rows
 from flamia_ref.attention.softmax import Factors
 from flamia_ref.formats import PRESETS
 
-
 _HIGH = Operand(format="bf16", scope=Scope.UNIT)
 
 LARGEST_ROUNDED = {"e4m3": 464.0}
@@ -284,12 +283,12 @@ def _kept(skipped: Array, old: State, new: State, o: Array, *, partial: bool) ->
 @_backend.jit
 def descaled(factors: Factors, of_q: Array | None, of_k: Array | None) -> Factors:
     """The factors of tiles whose q or k have a descale [tiles]: it goes into what S is multiplied by first."""
-    if of_q is None or of_k is None:
-        both = of_k if of_q is None else of_q
-    else:
-        both = _float32.multiply(of_q, of_k)
-    if both is None:
+    if of_q is None and of_k is None:
         return factors
+    if of_q is not None and of_k is not None:
+        both = _float32.multiply(of_q, of_k)
+    else:
+        both = of_k if of_q is None else of_q
     if factors.before is None:
         return factors._replace(c=_float32.multiply(both, factors.c))
     return factors._replace(before=_float32.multiply(both, factors.before))

@@ -146,12 +146,13 @@ def check_scales(operands: Prepared, queries: Documents | None, keys: Documents 
 
 def _check_descales(name: str, copy: OperandCopy, documents: Documents | None) -> None:
     """Refuse descales of another shape than one for each document and key/value head."""
-    count, heads = (*copy.scales.shape, 0, 0)[:2]
-    fits = copy.scales.ndim == 2 and heads and copy.codes.shape[1] % heads == 0
+    shape = tuple(getattr(copy.scales, "shape", ()))
+    count, heads = (*shape, 0, 0)[:2]
+    fits = len(shape) == 2 and heads and copy.codes.shape[1] % heads == 0
     if not fits or (documents is not None and count != len(documents)):
         wanted = "documents" if documents is None else str(len(documents))
         raise ValueError(
-            f"{name}.scales has shape {tuple(copy.scales.shape)}; for one descale a document and key/value head it must"
+            f"{name}.scales has shape {shape}; for one descale a document and key/value head it must"
             f" be ({wanted}, kv_heads), kv_heads a divisor of the {copy.codes.shape[1]} heads"
         )
 

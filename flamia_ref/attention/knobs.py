@@ -159,7 +159,9 @@ class Softmax(Data):
         "reciprocal",
         "zero_safe_reciprocal",
         "zeroing_reciprocal",
-        "division", "quotient", "clamped_quotient"
+        "division",
+        "quotient",
+        "clamped_quotient",
     ] = "reciprocal"
     lse: Literal[
         "log2_sum", "log2_fma", "natural_fma", "natural_sum", "factor_fma", "scale_fma"
@@ -237,16 +239,17 @@ class Softmax(Data):
                         f"{name} is {shown(getattr(self, name))} with base {self.base!r}; allowed: {shown(wanted)}"
                     )
             return
-        for name, wanted in (
+        of_natural: tuple[tuple[str, object], ...] = (
             ("score", "scaled"),
             ("exp2_argument", "unfused"),
             ("emulated", None),
             ("mask_value", None),
             ("p_offset", 0),
-        ):
-            if getattr(self, name) != wanted:
+        )
+        for name, only in of_natural:
+            if getattr(self, name) != only:
                 raise ValueError(
-                    f"{name} is {shown(getattr(self, name))} with base 'natural_max'; allowed: {shown(wanted)}"
+                    f"{name} is {shown(getattr(self, name))} with base 'natural_max'; allowed: {shown(only)}"
                 )
         for function in ("exp2", "log2"):
             _check_model(_NATURAL[function], getattr(self, function))

@@ -19,7 +19,7 @@ from flamia_ref.attention.copies import copy_names, uses_of
 from flamia_ref.attention.forward_pass import forward
 from flamia_ref.attention.knobs import DeltaSum
 from flamia_ref.attention.parts import Pairs, Values, capped, parts
-from flamia_ref.attention.product import Operand, Scope, Use
+from flamia_ref.attention.product import Operand, Use
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.results import Backward, Forward
 from flamia_ref.attention.samples import Sample

@@ -97,8 +97,11 @@ class Recipe(Data):
         self._check_range()
         object.__setattr__(self, "steps", Registry("step", self.steps.items()))
         leaves = _leaves(self)
+        parts = {
+            leaf.rsplit(".", depth)[0] for leaf in leaves for depth in range(leaf.count(".") + 1)
+        }
         for path in self.steps:
-            if not any(f"{leaf}.".startswith(f"{path}.") for leaf in leaves):
+            if path not in parts:
                 raise unknown_name("part with evidence", path, leaves)
         uncovered = [path for path in leaves if self._step(path) is None]
         if uncovered:

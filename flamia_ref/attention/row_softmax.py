@@ -50,7 +50,7 @@ def completed(run: BackwardRun, prologue: Prologue) -> Prologue:
 
 
 def _passed(run: BackwardRun, prologue: Prologue, start: Array, step: Step, width: int) -> Array:
-    """What `step` makes of the pairs of each row, key tiles ascending, from `start` in the first lane, [rows, width]."""
+    """What `step` makes of each row's pairs, key tiles ascending, from `start` in the first lane, [rows, width]."""
     values = Values(
         run._with_last(prologue.base, 0),
         run._with_last(start, 0),

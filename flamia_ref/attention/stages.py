@@ -2,9 +2,10 @@
 
 - `<operand>.codes` [tokens, heads, head_dim] of q, k, v and, from the backward, do. Where the uses of an operand
   differ, the name has the use, as `k.s.codes` and `k.dq.codes`. Operands in bfloat16 have none: they are the inputs.
-- `<operand>.scales`: float32 [documents, kv_heads] for one descale a document and key/value head, else uint8 [tokens, heads, 1] for one scale a token, [tokens, heads, ceil(head_dim / 32)] for blocks
-  along channels, [token blocks, heads, head_dim] for blocks of 32 tokens, [token blocks, heads, ceil(head_dim / 32)]
-  for blocks of 32 tokens and 32 channels. Token blocks start at each document. NVFP4 has 16 in place of 32.
+- `<operand>.scales`: float32 [documents, kv_heads] for one descale a document and key/value head, else uint8
+  [tokens, heads, 1] for one scale a token, [tokens, heads, ceil(head_dim / 32)] for blocks along channels, [token
+  blocks, heads, head_dim] for blocks of 32 tokens, [token blocks, heads, ceil(head_dim / 32)] for blocks of 32 tokens
+  and 32 channels. Token blocks start at each document. NVFP4 has 16 in place of 32.
 - `s`, `p` and in the backward `dp`, `p.dv`, `ds`: float32, lists with one [heads, queries, keys] array a document.
   `s` and `dp` hold every pair, masked ones too; `p` is relative to the row maximum of its key tile, `p.dv` to the
   backward's base.
@@ -34,7 +35,9 @@ PAIR_USES = (Use.O_P, Use.DV_P, Use.DQ_DS, Use.DK_DS)
 
 def pair_names(recipe: Recipe) -> dict[Use, str]:
     """The stage name of each pair operand: "p.o", "p.dv", "ds.dq" and "ds.dk", or "ds" where those are one copy."""
-    names = {use: f"{use.split('.')[1]}.{use.split('.')[0]}" for use in PAIR_USES if recipe.has_use(use)}
+    names = {
+        use: f"{use.split('.')[1]}.{use.split('.')[0]}" for use in PAIR_USES if recipe.has_use(use)
+    }
     if recipe.has_backward and recipe.backward.dk.left.same_codes_as is not None:
         names[Use.DQ_DS] = names[Use.DK_DS] = "ds"
     return names

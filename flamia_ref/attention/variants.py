@@ -36,23 +36,25 @@ _MORE: dict[str, tuple[Any, ...]] = {
     "tanh": ("mufu.sm90", "correct"),
     "p_scale": (1, 256, 448),
     "static_scale": (118, 119, 120, 121, 123, 127, 128, 135),
-    "format": ("mxfp8", "mxfp4", "nvfp4", "bf16", "e4m3", "e5m2"),
 }
 """More of them, for a search that has the time."""
 
 _TOGETHER = (
     ("softmax.base", ("softmax.exp2_argument", "softmax.lse", "softmax.score")),
-    ("softmax.mask_value", ("softmax.base",)),
+    ("dk.tile_order", ("dv.tile_order",)),
 )
 """Knobs that permit few values of others: a change of the first may need one of the rest."""
 
 
-def permitted_changes(recipe: Recipe, *, more: bool = False) -> tuple[tuple[str, Any], ...]:
+def permitted_changes(
+    recipe: Recipe, *, parts: tuple[str, ...] | None = None, more: bool = False
+) -> tuple[tuple[str, Any], ...]:
     """Every change of one knob, by its dotted path, that gives a recipe which the simulator computes.
 
-    `more`: with more numbers, formats and instructions.
+    `parts`: only those of these parts of the recipe, such as "softmax". `more`: with more numbers, the instructions,
+    and the formats of the registered recipes.
     """
-    return _permitted(recipe.to_json(), more)
+    return _permitted(recipe.to_json(), parts, more)
 
 
 def with_change(recipe: Recipe, path: str, value: Any) -> Recipe | None:
@@ -125,12 +127,13 @@ def _values_at(recipe: Recipe, path: str) -> tuple[Any, ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def _permitted(text: str, more: bool) -> tuple[tuple[str, Any], ...]:
+def _permitted(text: str, parts: tuple[str, ...] | None, more: bool) -> tuple[tuple[str, Any], ...]:
     recipe = Recipe.from_json(text)
     return tuple(
-        change
-        for change in _changes(recipe, more=more)
-        if with_change(recipe, *change) is not None
+        (path, value)
+        for path, value in _changes(recipe, more=more)
+        if (parts is None or path.split(".")[0] in parts)
+        and with_change(recipe, path, value) is not None
     )
 
 
@@ -167,6 +170,10 @@ def _values(name: str, kind: Any, *, more: bool) -> tuple[Any, ...]:
         return typing.get_args(kind)
     if kind is bool:
         return (False, True)
+    if more and name == "format":
+        from flamia_ref.attention.recipes import RECIPES
+
+        return tuple(sorted({one.format for x in RECIPES.values() for _, one in x.uses()}))
     if more and name == "instruction":
         from flamia_ref.arithmetic import INSTRUCTIONS
 

@@ -234,7 +234,7 @@ def copies(recipe: "Recipe") -> list[Copy]:
     from such.
     """
     uses: dict[str, list[Use]] = {}
-    for use, operand in recipe.uses():
+    for use, _ in recipe.uses():
         uses.setdefault(use.split(".")[1], []).append(use)
     made = []
     for tensor, of_tensor in uses.items():

@@ -133,7 +133,9 @@ class Elements:
     def high_values(self, copy: Copy, document: int, head: int) -> Tensor | None:
         """What guarded blocks take of an input, float64 [tokens, channels]. None: not what the pack holds."""
         name = "dout" if copy.tensor == "do" else copy.tensor
-        folded = copy.tensor == "do" and self.recipe.backward.gradient.normalisation == "fold_into_dout"
+        folded = (
+            copy.tensor == "do" and self.recipe.backward.gradient.normalisation == "fold_into_dout"
+        )
         if self.recipe.guard_operands != "inputs" or folded:
             return None
         return self.numbers(name, (self.rows(copy.tensor, document), head))

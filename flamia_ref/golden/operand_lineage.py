@@ -117,7 +117,9 @@ def scale(of: Elements, copy: Copy, place: Place, index: Index) -> Lineage:
         part = np.abs(of.numbers(name, (box[0], head, box[1])))
         at = _argmax(part)
         parent = (name, (box[0].start + at[0], head, box[1].start + at[1]))
-        folded = copy.tensor == "do" and of.recipe.backward.gradient.normalisation == "fold_into_dout"
+        folded = (
+            copy.tensor == "do" and of.recipe.backward.gradient.normalisation == "fold_into_dout"
+        )
         parents = (parent, *((("lse", (head, parent[1][0])),) if folded else ()))
     elif copy.operand.scope == "largest_score":
         return _of_largest_score(of, copy, place, index, box)

@@ -1,12 +1,13 @@
 """What the simulator says about a case, as the tensors that a pack stores."""
 
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
 from flamia_ref.golden.cases import CaseSpec
-from flamia_ref.golden.dataflow import dataflow
+from flamia_ref.golden.dataflow import Dataflow, dataflow
 from flamia_ref.golden.files import Tensor
 from flamia_ref.golden.inputs import TENSORS
 from flamia_ref.golden.stage import (
@@ -30,13 +31,31 @@ _NAN = np.uint32(0x7FFFFFFF)
 def simulate(spec: CaseSpec, recipe: "Recipe") -> dict[str, Tensor]:
     """Run a case in numpy and return every tensor as it is stored, by name.
 
-    They are those of the forward and, where the recipe has one, the backward, in dataflow order. Raises ValueError where the results hold NaN and the case does not
-    ask for it: such a pack would let a broken kernel pass.
+    They are those of the forward and, where the recipe has one, the backward, in dataflow order. Raises ValueError where
+    the results hold NaN and the case does not ask for it: such a pack would let a broken kernel pass.
     """
-    from flamia_ref.attention import backward, forward
+    return simulate_inputs(spec, spec.inputs(), recipe)
+
+
+def simulate_inputs(
+    spec: CaseSpec,
+    inputs: Mapping[str, Tensor],
+    recipe: "Recipe",
+    *,
+    backward: bool = True,
+    wanted: Collection[str] | None = None,
+) -> dict[str, Tensor]:
+    """Run a recipe on bfloat16 bits of q, k, v and dout that have the shapes, the mask and the options of a case.
+
+    `backward`: whether to run that pass, where the recipe has one. `wanted`: names of stages; without it, all. The
+    result is that of `simulate`, and so is what is raised.
+    """
+    from flamia_ref.attention import backward as run_backward
+    from flamia_ref.attention import forward
 
     flow = dataflow(recipe)
-    inputs = spec.inputs()
+    backward = backward and recipe.has_backward
+    traced = {one: _traced(flow, wanted, backward=one) for one in (False, True)}
     q, k, v, dout = (inputs[name].view(ml_dtypes.bfloat16) for name in TENSORS)
     ahead = forward(
         q,
@@ -51,24 +70,35 @@ def simulate(spec: CaseSpec, recipe: "Recipe") -> dict[str, Tensor]:
         softmax_scale=spec.softmax_scale,
         softcap=spec.softcap,
         sink=spec.sink,
-        trace=flow.trace(backward=False),
+        trace=traced[False],
     )
     values: dict[str, Any] = {**inputs, "cu_seqlens": spec.cu_seqlens, **ahead.trace}
     values |= {"cu_seqlens_k": spec.cu_seqlens_k, "sink": spec.sink}
     values |= {"out": ahead.out, "lse": ahead.lse}
-    if recipe.has_backward:
-        back = backward(q, k, v, dout, ahead, trace=flow.trace(backward=True))
+    if backward:
+        back = run_backward(q, k, v, dout, ahead, trace=traced[True])
         values |= {**back.trace, "dsink": back.dsink, "dq": back.dq, "dk": back.dk, "dv": back.dv}
     for stage in flow.stages.values():
-        if stage.tiled:
+        if stage.tiled and stage.parents[0] in values:
             source = flow.stages[stage.parents[0]]
             values[stage.name] = tiled_scales(np.asarray(values[source.name]), source, stage, spec)
     tensors = {}
     for name, place in flow.places(spec).items():
+        if place.stage.name not in values:
+            continue  # not wanted
         value = values[place.stage.name]
         value = value if place.document is None else value[place.document]
         tensors[name] = _stored(np.asarray(value), place, spec)
     return tensors
+
+
+def _traced(flow: Dataflow, wanted: Collection[str] | None, *, backward: bool) -> tuple[str, ...]:
+    """Return what a pass traces for the stages that are wanted, tiled scales by what they are made of."""
+    every = flow.trace(backward=backward)
+    if wanted is None:
+        return every
+    needed = {*wanted, *(flow.stages[name].parents[0] for name in wanted if flow.stages[name].tiled)}
+    return tuple(name for name in every if name in needed)
 
 
 def tiled_scales(scales: Tensor, source: Stage, tiled: Stage, spec: CaseSpec) -> list[Tensor]:

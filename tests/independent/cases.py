@@ -806,7 +806,6 @@ def fp8_knobs() -> Iterator[Case]:
         (CUDNN, "halved lanes", {"softmax.row_sum": "halved_lanes"}, cut),
         (FA4, "halved lanes, specials", {"softmax.row_sum": "halved_lanes"}, {**cut, "kind": "specials"}),
         (FA4, "halved lanes, p_dp", {"softmax.row_sum": "halved_lanes", "gradient.delta_source": "p_dp"}, cut),
-        (FA4, "zeroing", {"softmax.normalisation": "zeroing_reciprocal"}, {**cut, "kind": "specials"}),
         (FA4, "factor", {"softmax.lse": "factor_fma"}, cut),
         (FA4, "factor, lifted", {"softmax.lse": "factor_fma", "softmax.p_offset": 6}, {"sink": (0.5,)}),
         (FA4, "factor, specials", {"softmax.lse": "factor_fma"}, {**cut, "kind": "specials"}),

@@ -13,8 +13,8 @@ TILE = 128
 class Head:
     """bfloat16 bits [token][channel] of a query head and of the key/value head it uses.
 
-    ``dout`` is None where there is no backward. ``group_q``: q of all query heads of that key/value head, where a scale is
-    of all of them. Positions count from the document's start.
+    ``dout`` is None where there is no backward. ``group_q``: q of all query heads of that key/value head, where a scale
+    is of all of them. Positions count from the document's start.
     """
 
     q: Matrix

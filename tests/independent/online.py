@@ -45,9 +45,7 @@ class Online(ABC):
 
     start = float32.MINUS_INFINITY
 
-    def __init__(
-        self, softmax: dict[str, Any], c: int, natural: int = float32.ONE
-    ) -> None:
+    def __init__(self, softmax: dict[str, Any], c: int, natural: int = float32.ONE) -> None:
         """``softmax`` are a recipe's knobs; ``c`` is the float32 factor of the scores, ``natural`` without log2(e)."""
         self.softmax = softmax
         self.c = c

@@ -89,7 +89,9 @@ class RowSum:
             ]
             return
         if self.order in LANES:
-            mine = [[x for at, x in enumerate(terms) if LANES[self.order](at) == r] for r in range(4)]
+            mine = [
+                [x for at, x in enumerate(terms) if LANES[self.order](at) == r] for r in range(4)
+            ]
             self._lanes = [
                 reduce(float32.add, rest, rescaling.apply_and_add(held, first))
                 for held, (first, *rest) in zip(self._lanes, mine, strict=True)

@@ -100,7 +100,8 @@ def test_factor_of_the_scores(recipe: str) -> None:
         score = result["s"][0].item()
         assert score == float32.ONE
         lse = int(result["lse"][0, 0])
-        if recipe == "cudnn-mxfp8-reference":  # no factor: the scaled score is the base, and P of one key is 1
+        if recipe == "cudnn-mxfp8-reference":
+            # No factor: the scaled score is the base, and P of one key is 1.
             assert result["row_max"].item() == lse == factors.rounded(scale)
             assert result["p"][0].item() == result["p.dv"][0].item() == float32.ONE
             continue

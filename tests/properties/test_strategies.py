@@ -12,12 +12,12 @@ from hypothesis import Phase, find, given, settings
 from hypothesis.errors import NoSuchExample
 
 from flamia_ref.attention import RECIPES, forward
+from flamia_ref.attention.variants import permitted_changes, with_change
 from flamia_ref.formats import FORMATS, decode
 from flamia_ref.packing import Documents, Mask
 from flamia_ref.properties import PROPERTIES, Edit, Example, Space, strategies
 from flamia_ref.properties.data import Inputs, inputs_of, values
 from flamia_ref.properties.drawn import LENGTHS, Family, Poison
-from flamia_ref.properties.variants import permitted_changes, with_change
 
 SEARCH = settings(
     max_examples=2000, database=None, derandomize=True, phases=(Phase.generate, Phase.shrink)

@@ -272,18 +272,27 @@ class BackwardEnvelope:
         if gradient.p_offset:
             k = np.full(p.low.shape, gradient.p_offset, dtype=np.int32)
             weights = rising(lambda x: _float32.shift(x, k), p)
-        dv = self._coded(Use.DV_P, pairs, weights, recipe.backward.dv.left, _by_query(dv_do.fold), note)
+        dv = self._coded(
+            Use.DV_P, pairs, weights, recipe.backward.dv.left, _by_query(dv_do.fold), note
+        )
         cut = ds
         if recipe.backward.dq.guarded and guarded is not None:
             cut = zeroed(contraction.in_guarded(guarded, ds.low.shape), ds)
         fold = None if dq_k.fold is None else dq_k.fold[:, None, :]
         dq = self._coded(
-            Use.DQ_DS, pairs, _in_units(cut, recipe.backward.dq.left), recipe.backward.dq.left, fold, note
+            Use.DQ_DS,
+            pairs,
+            _in_units(cut, recipe.backward.dq.left),
+            recipe.backward.dq.left,
+            fold,
+            note,
         )
         dk = dq
         if recipe.backward.dk.left.same_codes_as is None:
             units = _in_units(ds, recipe.backward.dk.left)
-            dk = self._coded(Use.DK_DS, pairs, units, recipe.backward.dk.left, _by_query(dk_q.fold), note)
+            dk = self._coded(
+                Use.DK_DS, pairs, units, recipe.backward.dk.left, _by_query(dk_q.fold), note
+            )
 
         places = self._places(pairs)
 

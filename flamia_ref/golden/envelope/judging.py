@@ -73,8 +73,8 @@ def check_supported(recipe: Recipe) -> None:
         )
     if softmax.p_overflow == "zero" or softmax.p_scaling == "static_scale":
         raise ValueError(
-            f"recipe {recipe.name!r} has p_overflow {softmax.p_overflow!r} and p_scaling {softmax.p_scaling!r}; envelopes"
-            " are of a P that is encoded as it is"
+            f"recipe {recipe.name!r} has p_overflow {softmax.p_overflow!r} and p_scaling {softmax.p_scaling!r};"
+            " envelopes are of a P that is encoded as it is"
         )
     for name, product in recipe.products():
         plain = not INSTRUCTIONS[product.instruction].scalings
