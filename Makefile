@@ -8,9 +8,10 @@ LIVE := .venv-live
 JOBS ?= 2
 PACK := build/demo-pack
 LEAK := build/leak.png
+SITE := build/site
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test nightly notebooks bench wheel live lint format types coverage clean distclean
+.PHONY: help setup demo test nightly notebooks bench docs wheel live lint format types coverage clean distclean
 
 help:
 	@echo 'make demo      make a golden pack, check a good kernel and a broken one against it, see a leak'
@@ -18,6 +19,7 @@ help:
 	@echo 'make nightly   run the tests that take minutes'
 	@echo 'make notebooks run the notebooks, keep what they show in them, draw the pictures of docs/accumulation.md'
 	@echo 'make bench     measure speed beside peers, BENCH="NAME ..." for some of it'
+	@echo 'make docs      build the site of docs/ in $(SITE), warnings as errors'
 	@echo 'make wheel     build the distribution and test it in an environment of its own'
 	@echo 'make live      compare the presets with the libraries themselves, in $(LIVE), on fresh random input;'
 	@echo '               it installs PyTorch, which is large where the package index has no CPU build'
@@ -68,6 +70,17 @@ notebooks: setup
 
 bench: setup
 	@$(BIN)/python -m benchmarks $(BENCH)
+
+docs: $(VENV)/.docs
+	@echo '== Building the site in $(SITE)'
+	@rm -rf $(SITE)
+	@$(BIN)/python -m sphinx -q -E -W --keep-going -c docs -d build/site-cache . $(SITE)
+	@echo '== Begin with $(SITE)/index.html'
+
+$(VENV)/.docs: $(STAMP)
+	@echo '== Installing what builds the site in $(VENV)'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[docs]'
+	@touch $@
 
 wheel: setup
 	@echo '== Building the distribution and testing it away from the checkout'

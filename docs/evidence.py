@@ -24,24 +24,24 @@ RESULTS = ROOT / "docs" / "evidence"
 
 HEAD = """# Evidence
 
-Made by `python docs/evidence.py`. Every rule carries one label, and a whole shows the label of its weakest step. From the
-strongest to the weakest:
+Made by `python docs/evidence.py`. Every rule carries one label, and a whole shows the label of its weakest step. From
+the strongest to the weakest:
 
 """
 
 RECIPE = """
 ## Recipes
 
-Steps by label, counted from each recipe's own list: `flamia-ref recipes show NAME` prints it, with the file that was read or
-the device that was asked.
+Steps by label, counted from each recipe's own list: `flamia-ref recipes show NAME` prints it, with the file that was
+read or the device that was asked.
 
 """
 
 INSTRUCTION = """
 ## Matrix instructions
 
-By device and kind; the label of each part of an instruction, how it adds, what it does below the smallest exponent, and with
-NaN and infinity. Sources, bounds and figures: [accumulation.md](accumulation.md).
+By device and kind; the label of each part of an instruction, how it adds, what it does below the smallest exponent,
+and with NaN and infinity. Sources, bounds and figures: [accumulation.md](accumulation.md).
 
 """
 
@@ -64,9 +64,9 @@ CLOSING = """
 ## What would refute this
 
 One input on which a device gives other bits than a rule labelled *simulated*, *derived* or *assumed* is enough, and
-`flamia-ref device probe` looks for it. Nothing here was run on a Blackwell GPU. All rules in one table, with what they rest on,
-are in the [README](../README.md#what-is-exact-what-is-modelled-what-is-assumed); decisions that could have gone another way are
-in [decisions](decisions/README.md).
+`flamia-ref device probe` looks for it. Nothing here was run on a Blackwell GPU. All rules in one table, with what they
+rest on, are in the [README](../README.md#what-is-exact-what-is-modelled-what-is-assumed); decisions that could have
+gone another way are in [decisions](decisions/README.md).
 """
 
 
@@ -92,7 +92,9 @@ def recipes_table() -> Iterator[str]:
     yield head(["recipe", "weakest", *Evidence])
     for name, recipe in RECIPES.items():
         counts = Counter(step.evidence for step in recipe.steps.values())
-        yield row([f"`{name}`", f"*{recipe.label}*", *(str(counts[label] or "-") for label in Evidence)])
+        yield row(
+            [f"`{name}`", f"*{recipe.label}*", *(str(counts[label] or "-") for label in Evidence)]
+        )
 
 
 def instructions_table() -> Iterator[str]:
@@ -101,12 +103,21 @@ def instructions_table() -> Iterator[str]:
     for name, instruction in INSTRUCTIONS.items():
         parted = name.split(".", 2)
         family, kind = ".".join(parted[:2]), ".".join(parted[2:])
-        parts = ", ".join(f"{part.replace('_', ' ')} {label}" for part, label in instruction.evidence.items())
+        parts = ", ".join(
+            f"{part.replace('_', ' ')} {label}" for part, label in instruction.evidence.items()
+        )
         label = str(weakest(instruction.evidence.values()))
         groups.setdefault((family, label, parts), []).append(kind)
     yield head(["instructions", "kinds", "weakest", "parts"])
     for (family, label, parts), kinds in groups.items():
-        yield row([f"`{family}`", ", ".join(f"`{kind}`" for kind in kinds if kind) or "-", f"*{label}*", parts])
+        yield row(
+            [
+                f"`{family}`",
+                ", ".join(f"`{kind}`" for kind in kinds if kind) or "-",
+                f"*{label}*",
+                parts,
+            ]
+        )
 
 
 def presets_table() -> Iterator[str]:
@@ -128,14 +139,25 @@ def results_table() -> Iterator[str]:
     for file in sorted(RESULTS.glob("*.json")):
         data = json.loads(file.read_text(encoding="utf-8"))
         about = data.get("about") or _about(data)
-        cells = [data.get("device") or "in the text", data.get("date") or _dates(data) or "in the text"]
-        yield row([f"[{file.name}](evidence/{file.name})", *cells, " ".join(about.split()).replace("|", "\\|")])
+        cells = [
+            data.get("device") or "in the text",
+            data.get("date") or _dates(data) or "in the text",
+        ]
+        yield row(
+            [
+                f"[{file.name}](evidence/{file.name})",
+                *cells,
+                " ".join(about.split()).replace("|", "\\|"),
+            ]
+        )
 
 
 def _about(data: Mapping[str, Any]) -> str:
     if "command" in data:
         return f"`{data['command']}`"
-    parts = [name for name, value in data.items() if isinstance(value, Mapping) and name != "versions"]
+    parts = [
+        name for name, value in data.items() if isinstance(value, Mapping) and name != "versions"
+    ]
     return ", ".join(parts)
 
 

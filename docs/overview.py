@@ -10,13 +10,11 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from flamia_ref.attention import RECIPES, Recipe, bytes_kept, safeguards  # noqa: E402
-from flamia_ref.attention.sides import taken_format  # noqa: E402
 from flamia_ref.evidence import Evidence  # noqa: E402
 from flamia_ref.formats import PRESETS  # noqa: E402
 from flamia_ref.leakage import structure  # noqa: E402
@@ -37,25 +35,26 @@ DECIDED = ("C1", "C2", "C4", "gradient")
 INVARIANT = ("packing", "prefix")
 BROKEN = "**broken**"
 
-HEAD = f"""# Which recipe
+HEAD = """# Which recipe
 
-Made by `python docs/overview.py` from the recipes and from what the other pages measured. A dash: not measured yet, or there
-is nothing to measure.
+Made by `python docs/overview.py` from the recipes and from what the other pages measured. A dash: not measured yet,
+or there is nothing to measure.
 
 """
 
 COLUMNS = f"""
 - *passes*: whether the recipe has a backward. A recipe has one only where one is public, or is ours.
 - *S*, *PV*, *gradients*: elements that the products take, the scores, P times V, and the four products of the backward.
-- *weakest evidence*: all that the recipe as a whole may claim, and how many of its steps claim no more ([evidence](evidence.md)).
-- *consistent*: whether the backward is that of the forward: C1, C2, C4 and the gradient of [recipes.md](recipes.md), those that
-  are broken by name. *C3*: how far the backward's own rounding of P moves dV; *C5*: row sums of dS, which should be 0. Both
-  are relative.
+- *weakest evidence*: all that the recipe as a whole may claim, and how many of its steps claim no more
+  ([evidence](evidence.md)).
+- *consistent*: whether the backward is that of the forward: C1, C2, C4 and the gradient of [recipes.md](recipes.md),
+  those that are broken by name. *C3*: how far the backward's own rounding of P moves dV; *C5*: row sums of dS, which
+  should be 0. Both are relative.
 - *packing*, *prefix*: packed documents, and the first tokens alone, give the same bits.
 - *leaks*: what the [structure](leakage.md) makes illegal, by severity; *no* holds for every input.
-- *bytes*: of q, k and v that the backward reads, a token and head of {CHANNELS} channels; after the plus sign, bfloat16 values
-  that guarded blocks read besides. *work in bf16*: share of multiply-accumulates that leaves low precision, one causal
-  document of {TOKENS} tokens.
+- *bytes*: of q, k and v that the backward reads, a token and head of {CHANNELS} channels; after the plus sign, bfloat16
+  values that guarded blocks read besides. *work in bf16*: share of multiply-accumulates that leaves low precision, one
+  causal document of {TOKENS} tokens.
 - *error of O*, *of dQ*: relative to float64, on a layer of a real model; its documents are short, which flatters
   guarded blocks ([errors.md](errors.md)).
 - *loss*: of a real model, less that with float32 attention, in nats, with its interval ([quality.md](quality.md)).
@@ -119,7 +118,9 @@ class Row:
     @property
     def quantizes(self) -> bool:
         """Whether a product takes fewer bits than bfloat16 has."""
-        return {"bf16"} != {element for name in ("s", "o") for element in elements(self.recipe, (name,))}
+        return {"bf16"} != {
+            element for name in ("s", "o") for element in elements(self.recipe, (name,))
+        }
 
     @property
     def broken(self) -> list[str]:
@@ -133,9 +134,15 @@ class Row:
 
     @property
     def sound(self) -> bool:
-        """Fit for training, by what is known: a backward, consistent with the forward, nothing illegal, nothing moves."""
+        """Fit for training, by what is known: a backward that is the forward's, nothing illegal, nothing that moves."""
         moves = any(self.properties.get(name) == BROKEN for name in INVARIANT)
-        return self.recipe.has_backward and self.known and not self.broken and not self.leaks and not moves
+        return (
+            self.recipe.has_backward
+            and self.known
+            and not self.broken
+            and not self.leaks
+            and not moves
+        )
 
     @property
     def bytes(self) -> tuple[float, float] | None:
@@ -162,7 +169,9 @@ def elements(recipe: Recipe, products: Iterable[str]) -> list[str]:
     taken = (operand for use, operand in recipe.uses() if use.split(".")[0] in products)
     names: dict[str, None] = {}
     for operand in taken:
-        names[PRESETS[operand.format].element.name if operand.format in PRESETS else operand.format] = None
+        names[
+            PRESETS[operand.format].element.name if operand.format in PRESETS else operand.format
+        ] = None
     return list(names)
 
 
@@ -231,7 +240,17 @@ def between(one: Mapping[str, float]) -> str:
 
 def table(found: Sequence[Row]) -> str:
     """The table of all recipes."""
-    head = ["recipe", "passes", "S", "PV", "gradients", "weakest evidence", "consistent", "C3", "C5"]
+    head = [
+        "recipe",
+        "passes",
+        "S",
+        "PV",
+        "gradients",
+        "weakest evidence",
+        "consistent",
+        "C3",
+        "C5",
+    ]
     head += [*INVARIANT, "leaks", "bytes", "work in bf16", "error of O", "of dQ", "loss"]
     text = line(head) + "|" + "---|" * len(head) + "\n"
     for row in found:
@@ -249,7 +268,9 @@ def table(found: Sequence[Row]) -> str:
                 row.numbers.get("C5: rms", NONE),
                 *(row.properties.get(name, NONE) for name in INVARIANT),
                 f"**{', '.join(row.leaks)}**" if row.leaks else "no",
-                NONE if size is None else f"{size[0]:.4g}" + (f" + {size[1]:.4g}" if size[1] else ""),
+                NONE
+                if size is None
+                else f"{size[0]:.4g}" + (f" + {size[1]:.4g}" if size[1] else ""),
                 work(recipe),
                 row.errors.get("O", NONE),
                 row.errors.get("dQ", NONE),
@@ -272,8 +293,8 @@ def training(found: Sequence[Row], base: Row | None) -> str:
     """What to train with."""
     sound = [row for row in found if row.sound]
     low = [row for row in sound if row.quantizes]
-    text = f"**To train with**: of {len(found)} recipes {len(sound)} leak nothing and have a backward that is the forward's: "
-    text += f"{listed(row.name for row in sound) or 'none'}."
+    text = f"**To train with**: of {len(found)} recipes {len(sound)} leak nothing and have a backward that is the"
+    text += f" forward's: {listed(row.name for row in sound) or 'none'}."
     measured = [row for row in low if row.error("O") is not None]
     if measured:
         best = min(measured, key=lambda row: row.error("O"))
@@ -284,10 +305,16 @@ def training(found: Sequence[Row], base: Row | None) -> str:
         rest = [row for row in measured if row not in (best, small)]
         rest = sorted(rest, key=lambda row: row.error("O"))
         if rest:
-            text += " Between them, or behind: " + "; ".join(f"{row.name}, {told(row, base)}" for row in rest) + "."
+            text += (
+                " Between them, or behind: "
+                + "; ".join(f"{row.name}, {told(row, base)}" for row in rest)
+                + "."
+            )
     missing = [row.name for row in found if row.recipe.has_backward and not row.known]
     if missing:
-        text += f" Not judged here, since their consistency was not measured yet: {listed(missing)}."
+        text += (
+            f" Not judged here, since their consistency was not measured yet: {listed(missing)}."
+        )
     return text
 
 
@@ -299,7 +326,11 @@ def told(row: Row, base: Row | None) -> str:
     guarded = row.bytes is not None and row.bytes[1]
     parts.append(f"{work(row.recipe)} of the work in bfloat16" if guarded else "")
     if row.bytes is not None:
-        share = f" ({row.all_bytes / base.all_bytes:.2f} of {base.name})" if base and base is not row else ""
+        share = (
+            f" ({row.all_bytes / base.all_bytes:.2f} of {base.name})"
+            if base and base is not row
+            else ""
+        )
         parts.append(f"{row.all_bytes:.4g} bytes{share}")
     if row.loss is not None:
         parts.append(f"loss {between(row.loss[1])}")
@@ -313,8 +344,8 @@ def leaking(found: Sequence[Row]) -> str:
         return "**What leaks**: none of them."
     named = "; ".join(f"{row.name} ({', '.join(row.leaks)})" for row in bad)
     return (
-        f"**What leaks**: {named}. Their outputs or gradients can depend on tokens that the mask forbids. The error and the"
-        " loss of such a recipe say nothing against it: a loss may be lower because the answer leaked."
+        f"**What leaks**: {named}. Their outputs or gradients can depend on tokens that the mask forbids. The error and"
+        " the loss of such a recipe say nothing against it: a loss may be lower because the answer leaked."
         " How many bits get through: [capacity.md](capacity.md)."
     )
 
@@ -325,10 +356,14 @@ def inference(found: Sequence[Row]) -> str:
     if not some:
         return ""
     good = [row for row in some if not row.leaks]
-    good = sorted(good, key=lambda row: row.error("O") if row.error("O") is not None else float("inf"))
+    good = sorted(
+        good, key=lambda row: row.error("O") if row.error("O") is not None else float("inf")
+    )
     text = f"**Forward alone**: {listed(row.name for row in some)}."
     if good:
-        with_errors = "; ".join(f"{row.name}, {told(row, None)}" if told(row, None) else row.name for row in good)
+        with_errors = "; ".join(
+            f"{row.name}, {told(row, None)}" if told(row, None) else row.name for row in good
+        )
         text += f" Of these, leaking nothing: {with_errors}."
     else:
         text += " All of these leak by structure, across the tokens that share a scale."
@@ -343,8 +378,8 @@ def losses(found: Sequence[Row]) -> str:
     devices = listed(dict.fromkeys(row.loss[0] for row in some))
     apart = [row for row in some if not row.loss[1]["low"] <= 0 <= row.loss[1]["high"]]
     same = listed(row.name for row in some if row not in apart) or "none"
-    text = f"**A real model** ({devices}), {len(some)} recipes: not told from float32 attention by this text, since the interval"
-    text += f" of the loss holds 0: {same}."
+    text = f"**A real model** ({devices}), {len(some)} recipes: not told from float32 attention by this text, since the"
+    text += f" interval of the loss holds 0: {same}."
     if apart:
         most = apart[-1] if apart[-1].loss[1]["mean"] > 0 else apart[0]
         text += f" Furthest from it is {most.name}, {between(most.loss[1])} nats."
@@ -357,16 +392,17 @@ def sure(found: Sequence[Row]) -> str:
     each = listed(f"{labels.count(label)} {label}" for label in Evidence if label in labels)
     firm = (Evidence.SPECIFIED, Evidence.MEASURED, Evidence.SOURCE, Evidence.DERIVED)
     shares = {
-        row.name: sum(step.evidence in firm for step in row.recipe.steps.values()) / len(row.recipe.steps)
+        row.name: sum(step.evidence in firm for step in row.recipe.steps.values())
+        / len(row.recipe.steps)
         for row in found
     }
     best, worst = max(shares, key=shares.get), min(shares, key=shares.get)
     return (
-        f"**How sure**: by its weakest step every recipe has one label: {each}. By steps, what is specified, measured, read or"
-        f" derived is from {shares[worst]:.0%} ({worst}) to {shares[best]:.0%} ({best}). Leaks and consistency follow from"
-        " a recipe's data and are proved or checked bit for bit; errors and losses are those of the simulator, on one layer"
-        " and one small model. No recipe was run on a Blackwell GPU: what a device would refute is in"
-        " [evidence.md](evidence.md)."
+        f"**How sure**: by its weakest step every recipe has one label: {each}. By steps, what is specified, measured,"
+        f" read or derived is from {shares[worst]:.0%} ({worst}) to {shares[best]:.0%} ({best}). Leaks and consistency"
+        " follow from a recipe's data and are proved or checked bit for bit; errors and losses are those of the"
+        " simulator, on one layer and one small model. No recipe was run on a Blackwell GPU: what a device would refute"
+        " is in [evidence.md](evidence.md)."
     )
 
 
@@ -375,7 +411,8 @@ def page(found: Sequence[Row]) -> str:
     base = next((row for row in found if not row.quantizes and row.recipe.has_backward), None)
     parts = (training(found, base), leaking(found), inference(found), losses(found), sure(found))
     advice = "\n\n".join(wrapped(part) for part in parts if part)
-    return f"{HEAD}## Which to use, what it costs, how sure we are\n\n{advice}\n\n## All recipes\n\n{table(found)}{COLUMNS}"
+    text = f"{HEAD}## Which to use, what it costs, how sure we are\n\n{advice}\n\n"
+    return f"{text}## All recipes\n\n{table(found)}{COLUMNS}"
 
 
 def wrapped(text: str, width: int = 120) -> str:

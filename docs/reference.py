@@ -1,8 +1,8 @@
 """Write the pages of docs/api/ and docs/command-line.md: a page for each public package, and every command.
 
 Run from the root of the checkout, seconds: python docs/reference.py
-An API page lists what a package exports; `make docs` fills in the signatures and docstrings. The page of the commands is
-read from the argument parser.
+An API page lists what a package exports; `make docs` fills in the signatures and docstrings. The page of the commands
+is read from the argument parser.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,9 +27,9 @@ PUBLIC = ("formats", "arithmetic", "attention", "leakage", "golden", "properties
 
 INDEX = """# API
 
-Made by `python docs/reference.py`; the site has the docstrings. All of it is imported from the package named here, whatever
-module defines it. Arrays are numpy or JAX arrays, and results come back in the library of the input; arithmetic, attention
-and golden packs run on numpy alone.
+Made by `python docs/reference.py`; the site has the docstrings. All of it is imported from the package named here,
+whatever module defines it. Arrays are numpy or JAX arrays, and results come back in the library of the input;
+arithmetic, attention and golden packs run on numpy alone.
 
 ```{toctree}
 :hidden:
@@ -44,8 +45,8 @@ COMMAND_HEAD = """# Command line
 
 Made by `python docs/reference.py` from the argument parser: `flamia-ref COMMAND --help` says the same.
 `python -m flamia_ref.cli` is the same command. Results go to standard output, errors and progress to standard error.
-Exit status: 0 all is well, 1 a mismatch or a leak was found, 2 bad usage or input or nothing was compared; what a command
-says below goes before that.
+Exit status: 0 all is well, 1 a mismatch or a leak was found, 2 bad usage or input or nothing was compared; what a
+command says below goes before that.
 
 Every command takes `-h`, `--help`.
 
@@ -61,7 +62,9 @@ def exports(module: str) -> list[str]:
     if hasattr(found, "__all__"):
         return sorted(found.__all__)
     named = (name for name in vars(found) if not name.startswith("_"))
-    return sorted(name for name in named if getattr(vars(found)[name], "__module__", None) == module)
+    return sorted(
+        name for name in named if getattr(vars(found)[name], "__module__", None) == module
+    )
 
 
 def owners(module: str) -> dict[str, str]:
@@ -73,10 +76,10 @@ def owners(module: str) -> dict[str, str]:
 
 
 def note(module: str, name: str) -> str:
-    """What stands in a string after the assignment of a name, the first paragraph in one line; empty if nothing does."""
+    """The first paragraph, in one line, of the string after the assignment of a name; empty where there is none."""
     file = inspect.getsourcefile(importlib.import_module(module))
     body = ast.parse(Path(file).read_text(encoding="utf-8")).body
-    for before, after in zip(body, body[1:], strict=False):
+    for before, after in pairwise(body):
         targets = getattr(before, "targets", [getattr(before, "target", None)])
         assigned = any(isinstance(one, ast.Name) and one.id == name for one in targets)
         if assigned and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
@@ -95,14 +98,18 @@ def directive(module: str, name: str, owner: str | None = None) -> str:
         return f".. autofunction:: {full}\n"
     said = note(owner or module, name)
     kind = type(value).__name__
-    return f".. py:data:: {full}\n   :type: {kind}\n" + (f"\n   {said}\n" if said else "")
+    return f".. py:data:: {name}\n   :module: {module}\n   :type: {kind}\n" + (
+        f"\n   {said}\n" if said else ""
+    )
 
 
 def api_page(short: str) -> str:
     """The page of one module."""
     module = f"flamia_ref.{short}"
     listed, defined = exports(module), owners(module)
-    whole = [name for name in listed if inspect.ismodule(getattr(importlib.import_module(module), name))]
+    whole = [
+        name for name in listed if inspect.ismodule(getattr(importlib.import_module(module), name))
+    ]
     parts = [directive(module, name, defined.get(name)) for name in listed if name not in whole]
     about = f".. automodule:: {module}\n   :no-index:\n"
     lines = [f"# {module}\n\n", fenced("\n".join([about, *parts]))]

@@ -23,6 +23,7 @@ VERDICTS = {
     Verdict.HOLDS: "holds",
     Verdict.HOLDS_OUTSIDE_GUARDED_BLOCKS: "outside guarded blocks",
     Verdict.BROKEN: "**broken**",
+    Verdict.NO_BACKWARD: "-",
 }
 SAMPLES = ("bell", "wide", "public witness", "key witness")
 DECIDED = ("C1", "C2", "C4", "gradient", "packing", "prefix")
@@ -88,8 +89,8 @@ BYTES = f"""
 
 Codes and scales of q, k and v that the backward reads, in bytes for one token and one head of each, with
 head_dim {KEPT_CHANNELS}: each copy once and without padding, FP4 two codes a byte. cuDNN's kernels read two copies of q
-and two of k, and in the backward one of the two that they make of v. A promoted copy follows from the one that it is
-promoted from and need not be kept. dO's copies are made in the backward.
+and two of k, and in the backward one of the two that they make of v. Recipes without a backward keep nothing. A
+promoted copy follows from the one that it is promoted from and need not be kept. dO's copies are made in the backward.
 
 *Guards*: the bfloat16 values of q, k and v that guarded blocks read besides. *Of cuDNN's*: both sums, relative to that
 of `cudnn-mxfp8`. *Laid out*: kept codes and scales in the orientations that kernels load, each document filled up to
@@ -105,7 +106,7 @@ Schedules are other orders of work that are the same path: `recipe.scheduled(NAM
 
 """
 ALIKE = """
-The same in all of them, *-* where there is none:
+The same in all of them that have it, *-* where there is none:
 
 """
 
@@ -119,9 +120,9 @@ scale is taken, and a block holds pairs of one query or of one key.
 
 """
 SHARES = """
-The share of all multiply-accumulates, six products together, that leaves low precision: causal, one document of so many
-tokens, of the blocks of 32 queries by 32 keys with a visible pair. *Extra operands*: inputs that are read in bfloat16
-besides their codes. `attention.safeguards` counts other documents and masks.
+The share of all multiply-accumulates, six products together or the two of a forward alone, that leaves low precision:
+causal, one document of so many tokens, of the blocks of 32 queries by 32 keys with a visible pair. *Extra operands*:
+inputs that are read in bfloat16 besides their codes. `attention.safeguards` counts other documents and masks.
 
 """
 
@@ -165,6 +166,8 @@ def head(cells: Iterable[str]) -> str:
 
 def use_cell(recipe: Recipe, use: Use) -> str:
     """What one use takes, in words."""
+    if not recipe.has_use(use):
+        return "-"
     operand = recipe.operand(use)
     words = [form(operand)]
     if operand.same_codes_as is not None:
@@ -175,6 +178,12 @@ def use_cell(recipe: Recipe, use: Use) -> str:
         words.append("scale of the block before")
     if operand.scope is Scope.STATIC:
         words.append(f"scale 2^{operand.static_scale - 127}")
+    if operand.scope is Scope.LARGEST_SCORE:
+        words.append("scale of the largest score")
+    if operand.dequantized:
+        words.append("values in bf16")
+    if operand.smoothing != "none":
+        words.append(f"less the {operand.smoothing.replace('_', ' ')}")
     if operand.scale_folded_into is not None:
         words.append("folded")
     if operand.guard is not Guard.NONE:
@@ -204,12 +213,13 @@ def knob_rows(recipes: Mapping[str, Recipe]) -> Iterable[str]:
     yield head(["part", *(f"`{name}`" for name in recipes)])
     for part in parts:
         columns = [dict(leaves(getattr(recipe, part), part)) for recipe in recipes.values()]
-        for path in columns[0]:
-            values = [shown(column[path]) for column in columns]
-            if len(set(values)) > 1:
+        for path in next(column for column in columns if part not in column):
+            values = [shown(column.get(path)) for column in columns]  # "-" without a backward
+            there = [value for column, value in zip(columns, values, strict=True) if path in column]
+            if len(set(there)) > 1:
                 yield row([f"`{path}`", *values])
             else:
-                alike.append((path, values[0]))
+                alike.append((path, there[0]))
     schedules = (", ".join(one.name for one in recipe.schedules) for recipe in recipes.values())
     yield row(["`schedules`", *(names or "-" for names in schedules)])
     yield ALIKE + head(["part", "all recipes"])
@@ -217,10 +227,12 @@ def knob_rows(recipes: Mapping[str, Recipe]) -> Iterable[str]:
 
 
 def bytes_rows(recipes: Mapping[str, Recipe]) -> Iterable[str]:
-    """A row for each recipe with the bytes of what its backward reads."""
+    """A row for each recipe that has a backward with the bytes of what that reads."""
     tensors = ("q", "k", "v", "do")
     shape = {"lengths": [KEPT_TOKENS], "head_dim": KEPT_CHANNELS}
-    kept = {name: bytes_kept(recipe, **shape) for name, recipe in recipes.items()}
+    kept = {
+        name: bytes_kept(recipe, **shape) for name, recipe in recipes.items() if recipe.has_backward
+    }
 
     def guards(name: str) -> int:
         return sum(size for tensor, size in kept[name].guards.items() if tensor != "do")
@@ -239,10 +251,13 @@ def bytes_rows(recipes: Mapping[str, Recipe]) -> Iterable[str]:
 
 def safeguard_rows(recipes: Mapping[str, Recipe]) -> Iterable[str]:
     """A row for each use with the safeguards of all recipes."""
-    columns = [safeguards(recipe, lengths=[1]) for recipe in recipes.values()]
+    columns = [
+        {one.use: str(one.safeguard) for one in safeguards(recipe, lengths=[1])}
+        for recipe in recipes.values()
+    ]
     yield head(["use", *(f"`{name}`" for name in recipes)])
-    for uses in zip(*columns, strict=True):
-        yield row([f"`{uses[0].use}`", *(str(one.safeguard) for one in uses)])
+    for use in Use:
+        yield row([f"`{use}`", *(column.get(use, "-") for column in columns)])
 
 
 def cost_rows(recipes: Mapping[str, Recipe]) -> Iterable[str]:
@@ -283,7 +298,11 @@ def page(reports: Mapping[str, Consistency], recipes: Mapping[str, Recipe] = REC
             head(["recipe", *SAMPLES]),
             *(prefix_row(report) for report in reports.values()),
             NUMBERS,
-            *(numbers_row(report) for report in reports.values()),
+            *(
+                numbers_row(report)
+                for name, report in reports.items()
+                if recipes[name].has_backward
+            ),
             data_sections(recipes),
         )
     )

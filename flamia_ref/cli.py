@@ -230,6 +230,17 @@ def _parser() -> argparse.ArgumentParser:
         "It takes some seconds. Exit status 1 if a property is broken.",
     )
     one.add_argument("name", metavar="NAME|FILE", help="a recipe by name, or a JSON file of one")
+
+    from flamia_ref.golden.matching import command as match_command
+
+    matched = _command(
+        recipes,
+        "match",
+        "say which recipe a kernel's outputs fit best, and what would bring it closer",
+        _recipes_match,
+        match_command.EPILOG,
+    )
+    match_command.add_arguments(matched)
     return parser
 
 
@@ -458,6 +469,27 @@ def _recipes_check(options: argparse.Namespace) -> Result:
 
     report = consistency.check(_recipe(options.name), progress=_console.progress())
     return report.exit_code, report.to_text(), report.to_json()
+
+
+def _recipes_match(options: argparse.Namespace) -> Result:
+    from flamia_ref.golden.matching.command import run
+
+    if options.write is not None:
+        _console.require_new(options.write, force=options.force)
+        if options.json not in (None, "-") and _console.same_file(options.write, options.json):
+            raise ValueError(
+                f"the recipe and the JSON are both to be {options.json}; give two names"
+            )
+    with _console.bar() as progress:
+        found = run(options, _recipe, progress)
+    text = found.to_text()
+    if options.write is not None:
+        if found.fitting is None:
+            text += f"\nnot written, as no recipe gives every bit: {options.write}"
+        else:
+            _console.write(options.write, found.fitting.to_json() + "\n")
+            text += f"\nwrote {options.write}"
+    return found.exit_code, text, found.to_json()
 
 
 def _recipe(given: str) -> "Recipe":

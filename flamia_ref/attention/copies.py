@@ -143,12 +143,13 @@ class Maker:
         """A copy with one float32 descale for a document and key/value head."""
         tokens, heads, channels = x.shape
         amax = (x & _float32.MAGNITUDE).max(axis=2)  # the largest bits: a NaN's, where there is one
-        amax = amax.reshape(tokens, self.kv_heads, -1).max(axis=2)
+        amax = amax.reshape(tokens, self.kv_heads, heads // self.kv_heads).max(axis=2)
         grid = self.grids[BLOCK]
         zero = self.layout.zeros((1, self.kv_heads), dtype=np.uint32)
 
         def largest(values: Array, rows: Indices) -> Array:
             """The largest of some rows of `values`, +0 for those that are -1."""
+            rows = rows if rows.shape[1] else np.full((len(rows), 1), -1, dtype=np.int32)
             filled = np.where(rows < 0, np.int32(len(values)), rows)
             return _backend.gather(self.layout.concatenate([values, zero]), filled).max(axis=1)
 

@@ -6,6 +6,7 @@ Arrays have a leading tile axis. Floats are float32 bits. Only these functions a
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -283,12 +284,10 @@ def _kept(skipped: Array, old: State, new: State, o: Array, *, partial: bool) ->
 @_backend.jit
 def descaled(factors: Factors, of_q: Array | None, of_k: Array | None) -> Factors:
     """The factors of tiles whose q or k have a descale [tiles]: it goes into what S is multiplied by first."""
-    if of_q is None and of_k is None:
+    given = [one for one in (of_q, of_k) if one is not None]
+    if not given:
         return factors
-    if of_q is not None and of_k is not None:
-        both = _float32.multiply(of_q, of_k)
-    else:
-        both = of_k if of_q is None else of_q
+    both = reduce(_float32.multiply, given)
     if factors.before is None:
         return factors._replace(c=_float32.multiply(both, factors.c))
     return factors._replace(before=_float32.multiply(both, factors.before))

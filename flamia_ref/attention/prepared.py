@@ -131,8 +131,8 @@ def prepare_dout(dout: Any, recipe: Recipe | str, *, cu_seqlens: Any = None) -> 
     """The operands of dO [tokens, heads, value_dim] in the backward.
 
     Args:
-        dout: what the products take. With gradient.normalisation "lse" that is the gradient of out, which is rounded
-            to the recipe's input format. With "fold_into_dout" it is dO', in float32, as preprocessing leaves it.
+        dout: what the products take: with gradient.normalisation "fold_into_dout" dO', in float32, as preprocessing
+            leaves it, otherwise the gradient of out, which is rounded to the recipe's input format.
         recipe: a `Recipe`, or a name in `RECIPES`.
         cu_seqlens: the documents of the queries.
 
@@ -147,7 +147,8 @@ def prepare_dout(dout: Any, recipe: Recipe | str, *, cu_seqlens: Any = None) -> 
         raise ValueError(f"dout has shape {dout.shape}; heads and value_dim must be at least 1")
     namespace, device = _backend.namespace(dout), _backend.device(dout)
     dout = inputs.native(_backend.plain("dout", dout))
-    if chosen.backward.gradient.normalisation == "lse" or dout.dtype != np.float32:
+    folded = chosen.backward.gradient.normalisation == "fold_into_dout"
+    if not folded or dout.dtype != np.float32:
         bits = inputs.rounded_bits({"dout": dout})["dout"]
     else:
         values = _backend.host(dout) if _backend.on_host(dout) else dout

@@ -138,7 +138,7 @@ class Recipe(Data):
             fixed = operand.scope in (Scope.STATIC, Scope.UNIT)
             if fixed and most is not None and reach > most:
                 raise ValueError(
-                    f"recipe {self.name!r} lets {name} reach 2^{reach} by {knobs}; {operand.format} holds 2^{most},"
+                    f"recipe {self.name!r} lets {name} reach 2^{reach:.4g} by {knobs}; {operand.format} holds 2^{most},"
                     " lower it"
                 )
 
@@ -152,7 +152,8 @@ class Recipe(Data):
             reach *= math.log2(math.e)
         if softmax.p_scaling == "static_scale" and static is not None:
             reach += 127 - static
-        return reach + softmax.p_log2
+        reach += softmax.p_offset
+        return reach if softmax.p_scale == 1 else reach + math.log2(softmax.p_scale)
 
     def operand(self, use: Use | str) -> Operand:
         """The operand of one use, by its name such as "dk.q"."""

@@ -92,6 +92,8 @@ def joint_changes(recipe: Recipe) -> tuple[dict[str, Any], ...]:
     """
     found: list[dict[str, Any]] = []
     for path, others in _TOGETHER:
+        if getattr(recipe, path.split(".")[0]) is None:
+            continue  # a backward that there is not
         for value in _values_at(recipe, path):
             if with_change(recipe, path, value) is None:
                 found += _completed(recipe, {path: value}, others)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from flamia_ref.golden.making import DEFAULT_RECIPES as DEFAULT_RECIPES
     from flamia_ref.golden.making import make as make
     from flamia_ref.golden.manifest import Manifest as Manifest
+    from flamia_ref.golden.matching import Match as Match
+    from flamia_ref.golden.matching import match as match
     from flamia_ref.golden.merging import merge as merge
     from flamia_ref.golden.migration import migrate as migrate
     from flamia_ref.golden.pack import Case as Case
@@ -53,6 +55,7 @@ else:
             "headers": ["include_dir"],
             "making": ["DEFAULT_RECIPES", "make"],
             "manifest": ["Manifest"],
+            "matching": ["Match", "match"],
             "merging": ["merge"],
             "migration": ["migrate"],
             "pack": ["Case", "Pack", "load"],

@@ -199,14 +199,21 @@ def _array(value: Any, name: str, case: Case) -> Stored:
         array = to_host(value)
     if array.dtype == object:
         raise TypeError(f"{what} is {shown(type(value).__name__)}, which is no array")
+    one = stored_array(array)
+    dtype = one.dtype
+    if dtype == "F8_E4M3" and name in case.places:
+        # Libraries keep scales without a sign in the type that has one.
+        dtype = "U8" if case.places[name].stage.view is View.F8_UE4M3 else dtype
+    return Stored(dtype=dtype, array=one.array)
+
+
+def stored_array(array: np.ndarray[Any, Any]) -> Stored:
+    """Return an array as a file would hold it: by safetensors' name of its dtype, narrow floats as their bits."""
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     dtype = _NAMES.get(array.dtype.name, array.dtype.name)
     if dtype in ("BF16", "F4_E2M1", "F8_E4M3", "F8_E8M0"):
         array = array.view(np.uint16 if dtype == "BF16" else np.uint8)
-    if dtype == "F8_E4M3" and name in case.places:
-        # Libraries keep scales without a sign in the type that has one.
-        dtype = "U8" if case.places[name].stage.view is View.F8_UE4M3 else dtype
     return Stored(dtype=dtype, array=array)
 
 

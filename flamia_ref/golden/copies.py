@@ -144,7 +144,7 @@ class Copy:
 
     def read_by(self, product: str) -> Iterator[str]:
         """Yield the stages that a product takes of it."""
-        if self.scaled and product not in self.folded:
+        if self.scaled and product not in self.folded and not (self.descaled and product == "s"):
             yield self.scales
             if self.powers:
                 yield self.token_scales

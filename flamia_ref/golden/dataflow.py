@@ -130,8 +130,9 @@ class _Builder:
         yield Stage(name="sink", view=View.F32, axes=("sinks",), role=Role.INPUT, needs="sinks")
         yield from self._operands(backward=False)
         yield self._float("s", _PAIRS, self._taken("s"), masked_optional=True)
-        yield self._float("row_max", _ROWS, ("s", "sink"))
-        yield self._float("p", _PAIRS, ("s", "row_max"))
+        descales = self._descales()
+        yield self._float("row_max", _ROWS, ("s", *descales, "sink"))
+        yield self._float("p", _PAIRS, ("s", *descales, "row_max"))
         yield from self._codes("p.o")
         yield self._float("row_sum", _ROWS, (*self._summed(), "row_max", "sink"))
         yield self._float("o", _QUERIES, self._taken("o"))
@@ -140,7 +141,8 @@ class _Builder:
             parents = (*values, "p", *_EPILOGUE["o"])
             yield Stage(name="high_precision_out", view=View.BF16, axes=_QUERIES, parents=parents)
         yield Stage(name="out", view=View.BF16, axes=_QUERIES, parents=("o",), role=Role.OUTPUT)
-        yield self._float("lse", _ROWS, ("row_max", "row_sum", "sink"), role=Role.OUTPUT)
+        of_lse = ("row_max", "row_sum", *descales, "sink")
+        yield self._float("lse", _ROWS, of_lse, role=Role.OUTPUT)
         if self.recipe.has_backward:
             yield from self._backward()
 
@@ -279,6 +281,11 @@ class _Builder:
             for product in other.folded:
                 if product in copy.products:
                     yield other.scales
+
+    def _descales(self) -> tuple[str, ...]:
+        """Return the descales of q and k, which the factor of the scores takes: S is of codes alone."""
+        of_s = (copy for copy in self.copies if copy.descaled and "s" in copy.products)
+        return tuple(copy.scales for copy in of_s)
 
     def _taken(self, name: str) -> tuple[str, ...]:
         """Return what a product is computed from."""

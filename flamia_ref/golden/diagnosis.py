@@ -60,6 +60,8 @@ def coordinates(case: Case, place: Place, index: Index) -> Where:
         return {"entry": at["starts"]}
     if "sinks" in at:
         return {"head": at["sinks"]}
+    if "documents" in at:
+        return {"document": at["documents"], "kv head": at["kv_heads"]}
     if place.stage.tiled:
         return _tiled(case, place, at)
     document = _document(spec, at) if place.document is None else place.document
@@ -237,6 +239,10 @@ def _named(stage: str, place: Place) -> str:
 def _scale_of(spec: CaseSpec, at: At, scales: Stage) -> Index:
     """Return the index of the scale of a code."""
     known = dict(at) | {"one": 0}
+    if "documents" in scales.axes:  # a descale, which the query heads of a group share
+        starts = spec.starts if "heads" in at else spec.key_starts
+        document = int(np.searchsorted(starts, at["tokens"], side="right")) - 1
+        return (document, at.get("kv_heads", at.get("heads", 0) // (spec.heads // spec.kv_heads)))
     for axis, by, size in (
         ("queries", "query_blocks", BLOCK),
         ("keys", "key_blocks", scales.block),
@@ -283,8 +289,9 @@ def _pair(case: Case, name: str, index: Index, aligned: Mapping[str, Aligned]) -
         return None
     view = case.places[name].stage.view
     given = aligned[name].actual[index] if name in aligned else None
+    expected = np.asarray(case.tensors[name][index])
     return Pair(
-        expected=_bits(case.tensors[name][index], view),
+        expected=_bits(expected.view(np.uint32) if view is View.F32 else expected, view),
         actual=None if given is None else _bits(given, view),
     )
 

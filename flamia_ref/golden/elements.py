@@ -88,6 +88,8 @@ class Elements:
     def scale_index(self, copy: Copy, token: int, head: int, channel: int) -> Index:
         """The scale of an element of an input."""
         keys = copy.tensor in ("k", "v")
+        if copy.descaled:
+            return self.document(token, keys=keys)[0], head if keys else self.kv_head(head)
         axes = self.case.places[copy.scales].stage.axes
         size = self.case.places[copy.scales].stage.block
         row = token
@@ -107,6 +109,13 @@ class Elements:
         found = self.numbers(copy.codes, (rows, head))
         if not copy.scaled or product in copy.folded:
             return found
+        if copy.descaled:
+            index = self.scale_index(copy, rows.start, head, 0)
+            return (
+                found
+                if product == "s" or not found.size
+                else found * self.value(copy.scales, index)
+            )
         down = [self.scale_index(copy, t, head, 0)[0] for t in range(rows.start, rows.stop)]
         across = [self.scale_index(copy, rows.start, head, c)[2] for c in range(found.shape[1])]
         scales = self.case.tensors[copy.scales][:, head][np.ix_(down, across)]

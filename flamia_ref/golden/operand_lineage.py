@@ -102,6 +102,8 @@ def _scale_of(of: Elements, copy: Copy, place: Place, index: Index) -> tuple[str
 
 def scale(of: Elements, copy: Copy, place: Place, index: Index) -> Lineage:
     """The scale of a block: its parent is the element of the block that is largest."""
+    if copy.descaled:
+        return _descale(of, copy, index)
     box = _block(of, copy, place, index)
     name, _ = _source(of, copy, index)
     if copy.source is not None:
@@ -139,6 +141,25 @@ def scale(of: Elements, copy: Copy, place: Place, index: Index) -> Lineage:
         how=f"the scale of {_size(copy)} by {copy.operand.format}, from the largest magnitude in it{_less(copy)}",
         part=_side(copy),
         parents=tuple(parents),
+    )
+
+
+def _descale(of: Elements, copy: Copy, index: Index) -> Lineage:
+    """A descale: its parent is the largest element of its document and key/value head."""
+    document, kv_head = index
+    rows = of.rows(copy.tensor, document)
+    group = of.spec.heads // of.spec.kv_heads if copy.tensor == "q" else 1
+    heads = slice(kv_head * group, (kv_head + 1) * group)
+    part = np.abs(of.numbers(copy.tensor, (rows, heads)))
+    parents: tuple[tuple[str, Index], ...] = ()
+    if part.size:
+        at = np.unravel_index(int(np.argmax(np.nan_to_num(part, nan=np.inf))), part.shape)
+        place = (rows.start + int(at[0]), heads.start + int(at[1]), int(at[2]))
+        parents = ((copy.tensor, place),)
+    return Lineage(
+        how="the largest magnitude of the document and key/value head over 448, 1 for 0",
+        part=_side(copy),
+        parents=parents,
     )
 
 

@@ -31,8 +31,8 @@ _NAN = np.uint32(0x7FFFFFFF)
 def simulate(spec: CaseSpec, recipe: "Recipe") -> dict[str, Tensor]:
     """Run a case in numpy and return every tensor as it is stored, by name.
 
-    They are those of the forward and, where the recipe has one, the backward, in dataflow order. Raises ValueError where
-    the results hold NaN and the case does not ask for it: such a pack would let a broken kernel pass.
+    They are those of the forward and, where the recipe has one, the backward, in dataflow order. Raises ValueError
+    where the results hold NaN and the case does not ask for it: such a pack would let a broken kernel pass.
     """
     return simulate_inputs(spec, spec.inputs(), recipe)
 
@@ -97,7 +97,10 @@ def _traced(flow: Dataflow, wanted: Collection[str] | None, *, backward: bool) -
     every = flow.trace(backward=backward)
     if wanted is None:
         return every
-    needed = {*wanted, *(flow.stages[name].parents[0] for name in wanted if flow.stages[name].tiled)}
+    needed = {
+        *wanted,
+        *(flow.stages[name].parents[0] for name in wanted if flow.stages[name].tiled),
+    }
     return tuple(name for name in every if name in needed)
 
 

@@ -44,8 +44,18 @@ def _p(of: Elements, place: Place, index: Index) -> Lineage:
             "maximum when its key tile was computed"
         ),
         part="softmax.exp2",
-        parents=((f"s.{document}", index), ("row_max", (head, token))),
+        parents=(
+            (f"s.{document}", index),
+            *_descales(of, document, head),
+            ("row_max", (head, token)),
+        ),
     )
+
+
+def _descales(of: Elements, document: int, head: int) -> tuple[tuple[str, Index], ...]:
+    """The descales of q and k in c."""
+    of_s = (copy for copy in of.copies if copy.descaled and "s" in copy.products)
+    return tuple((copy.scales, (document, of.kv_head(head))) for copy in of_s)
 
 
 def _row_sum(of: Elements, place: Place, index: Index) -> Lineage:
@@ -99,7 +109,11 @@ def _lse(of: Elements, place: Place, index: Index) -> Lineage:
     return Lineage(
         how=f"row maximum and logarithm of the row sum, {of.recipe.softmax.lse.replace('_', ' ')}",
         part="softmax.lse",
-        parents=(("row_sum", index), ("row_max", index)),
+        parents=(
+            ("row_sum", index),
+            ("row_max", index),
+            *_descales(of, of.document(index[1])[0], index[0]),
+        ),
     )
 
 

@@ -1,8 +1,10 @@
-"""Both passes of a recipe with all their stages, and inputs with a gradient of out. Expected values are elsewhere."""
+"""The passes of a recipe with all their stages, and inputs with a gradient of out. Expected values are elsewhere."""
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flamia_ref import attention
@@ -11,12 +13,27 @@ from tests.attention.samples import assert_same
 
 # What they compute with, others do too: by day tests that say the same of every recipe leave them out. Their bits are
 # held daily by test_independent, test_mutations and tests/golden.
-LIKE_OTHERS = ("cudnn-mxfp8-pv-bf16", "flamia-mxfp8-unguarded", "flamia-nvfp4-fp8")
-
-every_recipe = pytest.mark.parametrize(
-    "recipe",
-    [pytest.param(name, marks=[pytest.mark.nightly] * (name in LIKE_OTHERS)) for name in RECIPES],
+LIKE_OTHERS = (
+    "cudnn-mxfp8-pv-bf16",
+    "cutlass-fp8",
+    "flamia-mxfp8-unguarded",
+    "flamia-nvfp4-fp8",
+    "fp8-fa3",
 )
+
+WITH_BACKWARD = tuple(name for name, recipe in RECIPES.items() if recipe.has_backward)
+"""Recipes of both passes."""
+
+
+def _over(names: Iterable[str]) -> pytest.MarkDecorator:
+    marked = [
+        pytest.param(name, marks=[pytest.mark.nightly] * (name in LIKE_OTHERS)) for name in names
+    ]
+    return pytest.mark.parametrize("recipe", marked)
+
+
+every_recipe = _over(RECIPES)
+every_backward = _over(WITH_BACKWARD)
 
 ROWS = ("lse", "row_max", "row_sum", "delta")  # [heads, tokens]
 
@@ -38,18 +55,19 @@ def passes(
     given: Forward | None = None,
     **options,
 ) -> dict[str, Any]:
-    """Every result of both passes by name, with every stage; the backward starts from `given`, if that is there."""
+    """Every result of a recipe's passes by name, with every stage; a backward starts from `given`, if that is there."""
     chosen = RECIPES[recipe] if isinstance(recipe, str) else recipe
     one = attention.forward(
         q, k, v, chosen, trace=forward_stages(chosen) if stages else (), **options
     )
+    found = {**one.trace, "out": one.out, "lse": one.lse}
+    if not chosen.has_backward:
+        return found
     other = attention.backward(
         q, k, v, dout, given or one, trace=backward_stages(chosen) if stages else ()
     )
     return {
-        **one.trace,
-        "out": one.out,
-        "lse": one.lse,
+        **found,
         **other.trace,
         "dq": other.dq,
         "dk": other.dk,
@@ -64,11 +82,10 @@ def assert_all_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
         assert_same(actual[name], value, name)
 
 
-def of_document(results: dict[str, Any], index: int, cu_seqlens, block: int = 32) -> dict[str, Any]:
+def of_document(results: dict[str, Any], index: int, cu_seqlens) -> dict[str, Any]:
     """What `passes` of one document alone should give, cut out of a packed result."""
     start, stop = (int(x) for x in cu_seqlens[index : index + 2])
-    blocks = [-(-int(b - a) // block) for a, b in itertools.pairwise(cu_seqlens)]
-    first = sum(blocks[:index])
+    lengths = [int(b - a) for a, b in itertools.pairwise(cu_seqlens)]
     tokens = int(cu_seqlens[-1])
     cut: dict[str, Any] = {}
     for name, value in results.items():
@@ -76,8 +93,12 @@ def of_document(results: dict[str, Any], index: int, cu_seqlens, block: int = 32
             cut[name] = value[index : index + 1]
         elif name in ROWS:
             cut[name] = value[:, start:stop]
+        elif name.endswith(".scales") and value.dtype == np.float32:  # one a document
+            cut[name] = value[index : index + 1]
         elif name.endswith(".scales") and len(value) != tokens:
-            cut[name] = value[first : first + blocks[index]]
+            counts = ([-(-length // size) for length in lengths] for size in (32, 16))
+            blocks = next(count for count in counts if sum(count) == len(value))
+            cut[name] = value[sum(blocks[:index]) : sum(blocks[: index + 1])]
         else:
             cut[name] = value[start:stop]
     return cut

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from flamia_ref import attention
 from flamia_ref.attention import RECIPES, Forward, Recipe, backward_stages, forward_stages
 from flamia_ref.attention.copies import copy_names
+from flamia_ref.attention.product import Scope
 from flamia_ref.attention.stages import document_stages, input_of
 from flamia_ref.packing.tiles import tile_rows
 from tests.attention.masks import MASKS, offsets
@@ -80,21 +81,26 @@ def tiled(recipe: Recipe, query: int, key: int) -> Recipe:
 def run(
     arrays, recipe: Recipe | str, *, stages: bool = True, given: Forward | None = None, **options
 ) -> Results:
-    """Every result of both passes by name, dsink and what is saved included, with every stage."""
+    """Every result of a recipe's passes by name, dsink and what is saved included, with every stage."""
     chosen = RECIPES[recipe] if isinstance(recipe, str) else recipe
     q, k, v, dout = arrays
     one = attention.forward(
         q, k, v, chosen, trace=forward_stages(chosen) if stages else (), **options
     )
+    found = {
+        **one.trace,
+        "out": one.out,
+        "lse": one.lse,
+        **{f"saved.{name}": value for name, value in one.saved.items()},
+    }
+    if not chosen.has_backward:
+        return found
     other = attention.backward(
         q, k, v, dout, given or one, trace=backward_stages(chosen) if stages else ()
     )
     sink = {} if other.dsink is None else {"dsink": other.dsink}
     return {
-        **one.trace,
-        "out": one.out,
-        "lse": one.lse,
-        **{f"saved.{name}": value for name, value in one.saved.items()},
+        **found,
         **other.trace,
         "dq": other.dq,
         "dk": other.dk,
@@ -131,8 +137,11 @@ def document(results: Mapping[str, Any], index: int, shape: Shape, recipe: Recip
         elif name in ("dk", "dv"):
             side = 1
         lengths = [pair[side] for pair in shape.lengths]
-        if operand is not None and name.endswith(".scales") and operand.block[0] == BLOCK:
-            lengths = [-(-length // BLOCK) for length in lengths]
+        if operand is not None and name.endswith(".scales"):
+            if operand.scope is Scope.HEAD:
+                lengths = [1] * len(lengths)
+            elif operand.block[0] != 1:
+                lengths = [-(-length // operand.block[0]) for length in lengths]
         start, stop = sum(lengths[:index]), sum(lengths[: index + 1])
         if name in lists:
             cut[name] = value[index : index + 1]

@@ -9,7 +9,7 @@ import pytest
 from flamia_ref import attention
 from flamia_ref._errors import InputRounded
 from flamia_ref.attention import RECIPES, Forward, backward_stages
-from tests.attention.passes import every_recipe, passes, with_dout
+from tests.attention.passes import WITH_BACKWARD, every_recipe, passes, with_dout
 from tests.attention.samples import BF16, any_bits, assert_same, bell, bits, wide, with_specials
 
 RECIPE = "flamia-mxfp8-folded"
@@ -32,7 +32,7 @@ def one_line(call, kind, message: str) -> None:
     text = str(caught.value)
     assert message in text
     assert "\n" not in text
-    assert len(text) < 300
+    assert len(text) < 360  # up to twelve names of recipes
 
 
 BAD_BACKWARD = [
@@ -204,7 +204,7 @@ def test_a_forward_without_what_its_recipe_keeps() -> None:
     one_line(lambda: backward(forward=without), ValueError, "needs row_base of the forward")
 
 
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if "nvfp4" not in name])
+@pytest.mark.parametrize("recipe", [name for name in WITH_BACKWARD if "nvfp4" not in name])
 def test_a_negated_lse_is_seen(recipe: str) -> None:
     """Of rows that see many keys: their lse is at least the score of the last key that they see. In FP4 that score may
     be so far from the exact one that little can be said."""
@@ -271,6 +271,9 @@ def test_no_tokens() -> None:
     for name, recipe in RECIPES.items():
         for cu_seqlens in (None, [0, 0], [0, 0, 0]):
             found = passes(empty, empty, empty, empty, name, cu_seqlens=cu_seqlens)
+            assert found["out"].shape == (0, 2, 32)
+            if not recipe.has_backward:
+                continue
             assert found["dq"].shape == found["dk"].shape == found["dv"].shape == (0, 2, 32)
             assert found["delta"].shape == (2, 0)
             documents = 2 if cu_seqlens == [0, 0, 0] else 1
@@ -290,7 +293,7 @@ def test_empty_documents_beside_others(recipe: str) -> None:
 
 
 def test_bad_numbers_are_no_error() -> None:
-    for recipe in RECIPES:
+    for recipe in WITH_BACKWARD:
         clean = passes(Q, K, V, DOUT, recipe, stages=False, cu_seqlens=CU_SEQLENS)
         for value in (np.nan, -np.inf):
             dout = DOUT.copy()

@@ -33,7 +33,9 @@ GUARDED, FOLDED, UNGUARDED = (
     RECIPES[f"flamia-mxfp8{end}"] for end in ("", "-folded", "-unguarded")
 )
 FP4, UE4M3 = (RECIPES[f"flamia-nvfp4-fp8{end}"] for end in ("", "-ue4m3"))
-LEAKS = {CUDNN.name, UNGUARDED.name}
+# With e4m3(2^-20 x 448) = 0 one descale of a document does what one scale of 32 tokens does. In NVFP4 without a power
+# of two above its scales 2^-20 is 0 alone, too, as it is in e4m3 without a scale.
+LEAKS = {CUDNN.name, UNGUARDED.name, "cudnn-mxfp8-reference", "fp8-fa3", "fp8-fa4"}
 SHAPE = (2, 1, 64)
 SMALL = (45, 1, 33)
 OTHERS = (33, 0, 50)
@@ -573,18 +575,21 @@ def test_the_bytes_on_the_page_are_those_of_the_formats() -> None:
     rows = {
         line.split("`")[1]: line.strip("| ").split(" | ")[1:] for line in lines if "| `" in line
     }
-    assert list(rows) == list(RECIPES)
+    assert list(rows) == [name for name in RECIPES if RECIPES[name].has_backward]
 
     def kept(name: str) -> list[float]:
         return [float(cell) for cell in rows[name][:3]]
 
     assert kept("cudnn-mxfp8") == cudnn
-    assert kept("bf16-fa4") == [256, 256, 256]
+    assert kept("cudnn-mxfp8-reference") == cudnn
+    assert (
+        kept("bf16-fa4") == kept("attn-qat-nvfp4") == [256, 256, 256]
+    )  # of its values in bfloat16
     assert kept("flamia-mxfp8-folded") == [e4m3 + 1] * 3
     assert kept("flamia-mxfp8") == [e4m3 + 1, *[e4m3 + 4 / 32] * 2]
     assert kept("flamia-nvfp4-fp8") == [fp4 + 8, fp4 + 8, e4m3 + 1]
     assert kept("flamia-nvfp4-fp8-ue4m3") == [fp4 + 8 + 1, fp4 + 8 + 1, e4m3 + 1]
-    for name in RECIPES:
+    for name in rows:
         guards = 3 * 256 if name == "flamia-mxfp8" else 0
         assert [float(cell) for cell in rows[name][4:6]] == [sum(kept(name)), guards]
         assert rows[name][6] == f"{(sum(kept(name)) + guards) / sum(cudnn):.2f}"
@@ -603,8 +608,10 @@ def test_the_shares_on_the_page_are_those_of_the_diagonal() -> None:
     shares = [f"{100 * 4 / 6 * 2 / (count + 1):.3g}%" for count in blocks]
     assert rows["flamia-mxfp8"] == ["q, k, v, dO", *shares]
     assert rows["cudnn-mxfp8-pv-bf16"] == ["-", *["66.7%"] * 4]
-    assert rows["bf16-fa4"] == ["-", *["100%"] * 4]
-    for name in set(RECIPES) - {"flamia-mxfp8", "cudnn-mxfp8-pv-bf16", "bf16-fa4"}:
+    high = ("bf16-fa4", "attn-qat-nvfp4")  # whose products are all of bfloat16
+    for name in high:
+        assert rows[name] == ["-", *["100%"] * 4]
+    for name in set(RECIPES) - {"flamia-mxfp8", "cudnn-mxfp8-pv-bf16", *high}:
         assert rows[name] == ["-", *["0%"] * 4]
 
 

@@ -96,6 +96,8 @@ def check(recipe, forward, mask, queries=QUERIES, keys=KEYS, softcap=None, sink=
 DAILY_MASKS = {
     "bf16-fa4": ("causal", "window, bottom-right"),
     "cudnn-mxfp8": ("full", "left window, top-left"),
+    "cudnn-mxfp8-reference": ("left window, top-left",),
+    "fp8-fa3": ("window, bottom-right",),
     "attn-qat-nvfp4": ("causal",),
     "flamia-mxfp8": ("causal", "window, bottom-right"),
     "flamia-mxfp8-folded": ("full", "left window, top-left"),
@@ -120,7 +122,8 @@ def test_against_automatic_differentiation(name: str, mask: str) -> None:
 
 
 def test_every_recipe_is_differentiated_here() -> None:
-    assert set(FORWARDS) == set(RECIPES)
+    """But one: the means of smoothed operands are sums in bfloat16. test_sage3.py has what its forward computes."""
+    assert set(FORWARDS) == set(RECIPES) - {"sage3-nvfp4"}
 
 
 FOLDED, CUDNN, FA4 = (RECIPES[name] for name in ("flamia-mxfp8-folded", "cudnn-mxfp8", "bf16-fa4"))
@@ -284,7 +287,8 @@ def check_identities(recipe, mask, softcap=None, sink=None) -> None:
     assert deviation(found, expected) < 1e-13
     expected = float64.backward(*given, **keywords)
     assert deviation(exact.gradient(*given, *rest, **options, quantized=False), expected) < 1e-13
-    assert deviation(exact.backward(*given, *rest, **options), expected) < 1e-12
+    if recipe.has_backward:
+        assert deviation(exact.backward(*given, *rest, **options), expected) < 1e-12
 
 
 SOURCES = ("returned_out", "unrounded_out", "quantized_dout", "p_dp")
@@ -428,13 +432,17 @@ def test_the_values_of_copies_are_those_that_the_recipe_computes_with(name: str)
     maker = Maker(documents, np, lambda x: x, lambda x: x, False)
     for seed, make in enumerate((wide, any_bits, with_specials, tiny)):
         x = make(seed, [116], 3, 1, 48)[0].astype(np.float32)
-        for use in USES:
+        for use in filter(recipe.has_use, USES):
             operand = recipe.operand(use)
             source = recipe.operand(operand.promoted_from or use)
             copy = maker.copy(x.view(np.uint32), source)
             if operand.promoted_from is not None:
                 copy = maker.promoted(copy, operand)
             expected = maker.values(copy).view(np.float32)
+            if copy.descales is not None:  # one for all heads of a document
+                of_tokens = np.repeat(copy.descales.view(np.float32)[:, 0], documents.lengths)
+                with np.errstate(all="ignore"):
+                    expected = expected * of_tokens[:, None, None]
             with np.errstate(all="ignore"):
                 found = tensor(x.astype(np.float64), recipe, use, documents, quantized=True)
                 single = found.values.astype(np.float32)

@@ -102,12 +102,12 @@ def expected_of_given(name: str) -> dict[str, Any]:
         own = independent.FORWARD_ONLY[name]
         other = type("Small", (own,), {"key_tile": KEYS[name]})
         patch.setitem(independent.FORWARD_ONLY, name, other)
-        return expected(name, *given(KEYS[name] + 5), softmax_scale=SCALE)
+        return expected(name, *given(KEYS[name] + 12), softmax_scale=SCALE)
 
 
 def faults(recipe: Recipe, name: str) -> list[str]:
     """What departs on the given pack from the recipe of a name."""
-    found = results(recipe, *given(KEYS[name] + 5), softmax_scale=SCALE)
+    found = results(recipe, *given(KEYS[name] + 12), softmax_scale=SCALE)
     return departures(name, found, expected_of_given(name))
 
 
@@ -437,3 +437,16 @@ def test_what_descales_do_not_go_with(name, path, value, message) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         check_computed(changed(RECIPES[name], path, value))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bounds", [[0, 0], [0, 0, 0]])
+def test_no_tokens(name: str, bounds: list[int]) -> None:
+    """Empty documents have descales of 1."""
+    q, k, v = (np.zeros((0, heads, 16), BF16) for heads in (4, 2, 2))
+    cu_seqlens = np.array(bounds, np.int32)
+    found = results(RECIPES[name], q, k, v, cu_seqlens)
+    assert departures(name, found, expected(name, q, k, v, cu_seqlens)) == []
+    if name != CUTLASS:
+        assert found["q.scales"].shape == (len(bounds) - 1, 2)
+        assert (found["q.scales"] == 1).all()

@@ -59,6 +59,7 @@ def errors(arrays, options, recipe, wanted) -> dict[str, float]:
     return {
         name: float(np.linalg.norm(found[name] - wanted[name]) / np.linalg.norm(wanted[name]))
         for name in RESULTS
+        if name in found
     }
 
 
@@ -75,12 +76,21 @@ BOUNDS = {
         ("flamia-nvfp4-fp8", "flamia-nvfp4-fp8-ue4m3"),
         ((0.1, 0.6), (0.1, 0.7), (0.1, 0.7), (0.05, 0.5)),
     ),
+    # So are those of e2m1 that a product of bfloat16 takes, with P and V in e2m1 beside them.
+    "attn-qat-nvfp4": ((0.1, 0.6), (0.1, 0.7), (0.1, 0.7), (0.05, 0.5)),
+    # The operands of `cudnn-mxfp8`, by another softmax and other sums.
+    "cudnn-mxfp8-reference": ((0.04, 0.12), (0.08, 0.25), (0.05, 0.16), (0.025, 0.075)),
+    # e4m3 with one scale for a document and head, or with none, has its numbers' errors.
+    **dict.fromkeys(("cutlass-fp8", "fp8-fa3", "fp8-fa4"), ((0.02, 0.12),)),
+    # Without the mean of K and of Q less than the values, and e2m1 of P and V in them.
+    "sage3-nvfp4": ((0.05, 0.6),),
 }
-"""From and to, of O, dQ, dK and dV over a whole layer."""
+"""From and to, of O, dQ, dK and dV over a whole layer; of O alone where there is no backward."""
 
 
 def check_bounds(recipe: str, found: dict[str, float]) -> None:
-    for name, (low, high) in zip(RESULTS, BOUNDS[recipe], strict=True):
+    assert len(found) == len(BOUNDS[recipe])
+    for name, (low, high) in zip(found, BOUNDS[recipe], strict=True):
         assert low < found[name] < high, (name, found)
 
 
@@ -137,8 +147,8 @@ def test_errors_of_every_head_and_document(layer: str) -> None:
     bounds = options["cu_seqlens"]
     for recipe in RECIPES:
         found = passes(*on_jax(arrays), recipe, stages=False, **options)
-        most = {"bf16-fa4": 0.004}.get(recipe, 0.15)
-        for name in ("out", "dv"):
+        most = {"bf16-fa4": 0.004, "attn-qat-nvfp4": 0.6, "sage3-nvfp4": 0.6}.get(recipe, 0.15)
+        for name in {"out", "dv"} & set(found):
             for start, stop in itertools.pairwise(bounds):
                 for head in range(wanted[name].shape[1]):
                     one = wanted[name][start:stop, head]

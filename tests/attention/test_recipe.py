@@ -193,7 +193,7 @@ def test_a_knob_cannot_be_set_to_what_it_does_not_know(part: str, change, messag
             "bf16-fa4",
             "softmax.lse",
             "log2_sum",
-            "lse is 'log2_sum' with base 'raw_max'; 'log2_fma' takes a base in units of S",
+            "lse is 'log2_sum' with base 'raw_max'; 'log2_fma', 'factor_fma', 'scale_fma' take a base",
         ),
         (
             "cudnn-mxfp8",

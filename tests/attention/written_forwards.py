@@ -155,7 +155,8 @@ def softmax(t, scores: Scores, v, *, rounding, threshold, offset, whole, weights
     """Running softmax by key tiles: O [heads, n, channels] and lse [heads, n].
 
     Options: `reverse`, the order of tiles; `tile`, their keys; `splits`; `masked`, the t of masked pairs; `of_codes`,
-    whether the row sum is that of P as O takes it, which `weights` then gives besides.
+    whether the row sum is that of P as O takes it, which `weights` then gives besides; `sink_first`, whether the sink
+    is the base and 1 the row sum before the first tile.
     """
     tile, splits = options.get("tile", 128), options.get("splits", 1)
     heads, n, m = t.shape
@@ -180,6 +181,12 @@ def softmax(t, scores: Scores, v, *, rounding, threshold, offset, whole, weights
     for split in range(splits):
         base = jnp.full((heads, n, 1), -jnp.inf)
         total = jnp.zeros((heads, n, 1))
+        if "sink_first" in options:
+            log2_sink = (scores.sink * LOG2_E)[:, None, None]
+            base = jnp.broadcast_to(fixed(log2_sink), base.shape)
+            finite = jnp.where(log2_sink == -jnp.inf, 0, log2_sink)
+            one = jnp.where(log2_sink == -jnp.inf, 0, jnp.exp2(finite - fixed(finite)))
+            total = total + one
         o = jnp.zeros((heads, n, v.shape[2]))
         for first in reversed(tiles) if options.get("reverse") else tiles:
             columns = slice(first, first + tile)
@@ -207,7 +214,8 @@ def softmax(t, scores: Scores, v, *, rounding, threshold, offset, whole, weights
     shares = [jnp.exp2(one - finite) for one, *_ in states]
     total = sum(share * one for share, (_, one, _) in zip(shares, states, strict=True))
     o = sum(share * one for share, (_, _, one) in zip(shares, states, strict=True))
-    total = total + jnp.exp2(sink - finite + offset)
+    if "sink_first" not in options:
+        total = total + jnp.exp2(sink - finite + offset)
     some = jnp.where(alive, total, 1)
     lse = jnp.where(alive, finite - offset + jnp.log2(some), sink) / LOG2_E
     return jnp.where(alive, o, 0) / some, lse[:, :, 0]
@@ -252,6 +260,27 @@ def codes(x, quantized):
     return through(x, bf16(quantized))
 
 
+def by_head(group: int):
+    """e4m3 by one float32 of a document and `group` heads: the largest magnitude over 448, 1 where that is 0."""
+
+    def quantized(x):
+        grouped = x.reshape(x.shape[0] // group, -1)
+        amax = jnp.abs(grouped).max(axis=1, keepdims=True, initial=0)
+        descale = jnp.where(amax == 0, 1, single(amax / 448))
+        return through(x, (e4m3(grouped / descale) * descale).reshape(x.shape))
+
+    return quantized
+
+
+def unscaled(x):
+    return through(x, e4m3(x))
+
+
+def without_what_overflows(p):
+    """e4m3(16 P) / 16, and 0 from where 16 P rounds past 448."""
+    return jnp.where(single(16 * p) > 464, 0, e4m3(16 * p) / 16)
+
+
 def bf16_fa4(q, k, v, scores):
     t = exponents(q @ k.mT, scores)
     knobs = {"threshold": 8, "offset": 0, "whole": False, "reverse": True}
@@ -268,6 +297,27 @@ def cudnn_mxfp8(q, k, v, scores, weights=None, quantize_q=None, **options):
 
 def cudnn_mxfp8_pv_bf16(q, k, v, scores):
     return cudnn_mxfp8(q, k, v, scores, weights=plain(), rounding=bf16, offset=0)
+
+
+def cudnn_mxfp8_reference(q, k, v, scores):
+    knobs = {"threshold": 4 * LOG2_E, "offset": 0, "rounding": without_what_overflows}
+    return cudnn_mxfp8(q, k, v, scores, sink_first=True, **knobs)
+
+
+def fp8_fa4(q, k, v, scores, tile=128):
+    t = exponents(by_head(2)(q) @ by_head(1)(k).mT, scores)
+    knobs = {"threshold": 0, "offset": 8, "whole": False, "reverse": True, "tile": tile}
+    return softmax(t, scores, v, rounding=e4m3, weights=plain(by_head(1)), **knobs)
+
+
+def fp8_fa3(q, k, v, scores):
+    return fp8_fa4(q, k, v, scores, tile=224)
+
+
+def cutlass_fp8(q, k, v, scores):
+    t = exponents(unscaled(q) @ unscaled(k).mT, scores)
+    knobs = {"threshold": 0, "offset": 0, "whole": False}
+    return softmax(t, scores, v, rounding=e4m3, weights=plain(unscaled), **knobs)
 
 
 def flamia_mxfp8_folded(q, k, v, scores, quantize=by_token, **options):
@@ -313,11 +363,15 @@ FORWARDS = {
         bf16_fa4,
         cudnn_mxfp8,
         cudnn_mxfp8_pv_bf16,
+        cudnn_mxfp8_reference,
+        cutlass_fp8,
         flamia_mxfp8,
         flamia_mxfp8_folded,
         flamia_mxfp8_unguarded,
         flamia_nvfp4_fp8,
         flamia_nvfp4_fp8_ue4m3,
+        fp8_fa3,
+        fp8_fa4,
     )
 }
 

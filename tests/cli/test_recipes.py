@@ -27,11 +27,11 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     lines = output.splitlines()
     assert [line.split()[0] for line in lines] == list(RECIPES)
-    assert lines[0].split()[1:] == [
-        "evidence",
-        RECIPES["bf16-fa4"].label,
-        *["q", "k", "v", "dO:", "bf16"],
-    ]
+    words = {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
+    assert words["bf16-fa4"] == f"evidence {RECIPES['bf16-fa4'].label} q k v dO: bf16"
+    assert words["cutlass-fp8"].endswith(" q k v: e4m3")  # which has no dO
+    assert words["fp8-fa4"].endswith(" q k v: e4m3 per head")
+    assert words["attn-qat-nvfp4"].endswith(" q k v: cudnn-qat-nvfp4 1x16; dO: bf16")
     data = json.loads(run(capsys, "recipes", "list", "--json")[1])
     assert list(data["recipes"]) == list(data["summaries"]) == list(RECIPES)
 
@@ -73,7 +73,7 @@ def test_files_that_are_no_recipe_and_one_with_a_byte_order_mark(
     for data, message in (
         (b"{", "recipe is not JSON: "),
         (b"\xff", "is not UTF-8 text: "),
-        (b'{"schema": 2}', "recipe has schema 2 and this version reads schema 1; "),
+        (b'{"schema": 3}', "recipe has schema 3 and this version reads schema 1 and 2; "),
     ):
         file.write_bytes(data)
         for command in (("show", file), ("check", file), ("diff", FOLDED.name, file)):

@@ -126,10 +126,13 @@ def forge(pack: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 _LATER = {
     "": ("schema", "schedules"),
-    "softmax": ("tanh", "score", "mask_value", "row_sum_of", "combine"),
+    "softmax": (
+        *("tanh", "score", "mask_value", "row_sum_of", "combine"),
+        *("softcap", "threshold_unit", "p_scale", "p_scaling", "p_overflow", "nan_p"),
+    ),
     "gradient": ("delta_source", "masked_ds", "heads_order"),
     "tiles": ("splits",),
-    **dict.fromkeys(("s", "o", "dp", "dv", "dq", "dk"), ("k_order",)),
+    **dict.fromkeys(("s", "o", "dp", "dv", "dq", "dk"), ("k_order", "correction_instruction")),
 }
 
 
@@ -141,7 +144,8 @@ def older(text: str) -> dict[str, Any]:
             del (data[part] if part else data)[name]
         if "left" in data.get(part, {}):
             for side in ("left", "right"):
-                del data[part][side]["promoted_from"]
+                for name in ("promoted_from", "dequantized", "smoothing"):
+                    del data[part][side][name]
     return data
 
 

@@ -35,6 +35,13 @@ TRACED = {
         "do.dp.scales do.dp.codes do.dv.scales do.dv.codes delta dp p.dv p.dv.codes ds "
         "ds.dq.scales ds.dq.codes ds.dk.scales ds.dk.codes",
     ),
+    "cudnn-mxfp8-reference": (  # two payloads of each input; the scales of P are constants
+        "q.s.scales q.s.codes k.s.scales k.s.codes v.o.scales v.o.codes "
+        "s row_max p p.o.codes row_sum o",
+        "q.dk.scales q.dk.codes k.dq.scales k.dq.codes v.dp.scales v.dp.codes "
+        "do.dp.scales do.dp.codes do.dv.scales do.dv.codes delta dp p.dv p.dv.codes ds "
+        "ds.dq.scales ds.dq.codes ds.dk.scales ds.dk.codes",
+    ),
     "cudnn-mxfp8-pv-bf16": (
         "q.s.scales q.s.codes k.s.scales k.s.codes s row_max p p.o.codes row_sum o",
         "v.dp.scales v.dp.codes do.dp.scales do.dp.codes delta dp p.dv p.dv.codes ds "
@@ -60,6 +67,11 @@ TRACED = {
         "s row_max p p.o.scales p.o.codes row_sum o",
         "",
     ),
+    **dict.fromkeys(
+        ("fp8-fa4", "fp8-fa3"),
+        ("q.scales q.codes k.scales k.codes v.scales v.codes s row_max p p.o.codes row_sum o", ""),
+    ),
+    "cutlass-fp8": ("q.codes k.codes v.codes s row_max p p.o.codes row_sum o", ""),
     FP4: (
         "q.s.scales q.s.codes k.s.scales k.s.codes v.scales v.codes "
         "s row_max p p.o.scales p.o.codes row_sum o",
@@ -100,6 +112,26 @@ OF_FP4 = {
 SCALES = {
     "bf16-fa4": {},
     "cudnn-mxfp8": {
+        "q.s.scales": (37, 2, 5),
+        "q.s.scales.tiled.2": TILED[2],
+        "k.s.scales": (37, 1, 5),
+        "k.s.scales.tiled.2": TILED[1],
+        "v.o.scales": (3, 1, 160),
+        "v.o.scales.tiled_transposed.2": TRANSPOSED[1],
+        "q.dk.scales": (3, 2, 160),
+        "q.dk.scales.tiled_transposed.2": TRANSPOSED[2],
+        "k.dq.scales": (3, 1, 160),
+        "k.dq.scales.tiled_transposed.2": TRANSPOSED[1],
+        "v.dp.scales": (37, 1, 5),
+        "v.dp.scales.tiled.2": TILED[1],
+        "do.dp.scales": (37, 2, 5),
+        "do.dp.scales.tiled.2": TILED[2],
+        "do.dv.scales": (3, 2, 160),
+        "do.dv.scales.tiled_transposed.2": TRANSPOSED[2],
+        "ds.dq.scales.2": (2, 35, 2),
+        "ds.dk.scales.2": (2, 2, 35),
+    },
+    "cudnn-mxfp8-reference": {  # by 32 channels of a token, or by 32 tokens of a channel
         "q.s.scales": (37, 2, 5),
         "q.s.scales.tiled.2": TILED[2],
         "k.s.scales": (37, 1, 5),
@@ -189,6 +221,11 @@ SCALES = {
         "v.scales": (4, 1, 160),
         "p.o.scales.2": (2, 35, 3),
     },
+    # A descale for each of three documents and one key/value head.
+    **dict.fromkeys(
+        ("fp8-fa4", "fp8-fa3"), dict.fromkeys(("q.scales", "k.scales", "v.scales"), (3, 1))
+    ),
+    "cutlass-fp8": {},
     FP4: OF_FP4,
     UE4M3: {"q.s.token_scales": TOKEN, "k.s.token_scales": (37, 1, 1), **OF_FP4},
 }
@@ -358,6 +395,19 @@ def test_pairs_in_bfloat16_take_two_bytes(name: str) -> None:
         assert codes.view.dtype == (np.uint16 if wide else np.uint8)
 
 
+# S is of codes; what multiplies it has their descales, before a soft cap too.
+OF_DESCALES = {
+    "q.scales": "q",
+    "q.codes": "q q.scales",
+    "v.codes": "v v.scales",
+    "s": "q.codes k.codes",
+    "row_max": "s q.scales k.scales sink",
+    "p": "s q.scales k.scales row_max",
+    "p.o.codes": "p",
+    "o": "p.o.codes v.scales v.codes row_max row_sum sink",
+    "lse": "row_max row_sum q.scales k.scales sink",
+}
+
 # What products, and what is quantized for them, are computed from: the steps of the recipes.
 PARENTS = {
     "attn-qat-nvfp4": {
@@ -381,6 +431,15 @@ PARENTS = {
         "row_sum": "p row_max sink",
         "o": "p.o.scales p.o.codes v.scales v.codes row_max row_sum sink",
     },
+    "fp8-fa4": OF_DESCALES,
+    "fp8-fa3": OF_DESCALES,
+    "cutlass-fp8": {
+        "q.codes": "q",
+        "s": "q.codes k.codes",
+        "p": "s row_max",
+        "o": "p.o.codes v.codes row_max row_sum sink",
+        "lse": "row_max row_sum sink",
+    },
     "bf16-fa4": {
         "s": "q k",
         "o": "p.o.codes v row_max row_sum sink",
@@ -398,6 +457,22 @@ PARENTS = {
         "do.dv.scales": "dout",
         "delta": "dout out",
         "dp": "do.dp.scales do.dp.codes v.dp.scales v.dp.codes",
+        "dq": "ds.dq.scales ds.dq.codes k.dq.scales k.dq.codes",
+        "dk": "ds.dk.scales ds.dk.codes q.dk.scales q.dk.codes",
+        "dv": "p.dv.codes do.dv.scales do.dv.codes",
+    },
+    "cudnn-mxfp8-reference": {  # the backward makes P from a softmax of its own, in which a sink counts
+        "s": "q.s.scales q.s.codes k.s.scales k.s.codes",
+        "p": "s row_max",
+        "o": "p.o.codes v.o.scales v.o.codes row_max row_sum sink",
+        "lse": "row_max row_sum sink",
+        "delta": "dout out",
+        "dp": "do.dp.scales do.dp.codes v.dp.scales v.dp.codes",
+        "p.dv": "s sink",
+        "p.dv.codes": "p.dv",
+        "ds": "p.dv dp delta",
+        "ds.dk.codes": "ds ds.dk.scales",
+        "dsink": "sink s delta",
         "dq": "ds.dq.scales ds.dq.codes k.dq.scales k.dq.codes",
         "dk": "ds.dk.scales ds.dk.codes q.dk.scales q.dk.codes",
         "dv": "p.dv.codes do.dv.scales do.dv.codes",
@@ -664,7 +739,7 @@ def changed(product: str, side: str, recipe: str = FOLDED, **fields: Any) -> Rec
         (changed("dv", "left", same_codes_as=Use.O_P), "dv.p has the codes of o.p"),
         (
             changed("s", "left", "bf16-fa4", format="fp16"),
-            "s.q has format 'fp16'; packs hold presets, and bf16",
+            "^q.s has format 'fp16'; packs hold e4m3, bf16",
         ),
         (
             changed("o", "left", "bf16-fa4", format="fp16"),

@@ -45,6 +45,7 @@ def test_every_output_leads_to_an_input(case: InMemory, tensor: str) -> None:
     ("name", "recipe"),
     [
         ("documents", FOLDED),
+        ("documents", "fp8-fa3"),
         *(
             pytest.param(name, recipe, marks=pytest.mark.nightly)
             for name, recipe in (
@@ -114,6 +115,19 @@ def test_a_scale_comes_from_the_largest_of_its_block(case: InMemory) -> None:
     wide = case.tensors["k"][40, 1].astype(np.uint32) << 16
     largest = int(np.argmax(np.abs(wide.view(np.float32))))
     assert (step.parents[0].tensor, step.parents[0].index) == ("k", (40, 1, largest))
+
+
+def test_a_descale_comes_from_the_largest_of_its_group() -> None:
+    """Of all query heads of a key/value head, for q."""
+    case = case_of("documents", "fp8-fa3")
+    (first, second, *_) = walked(case, "q.scales", (0, 0)).steps
+    assert first.element.tensor == "q.scales"
+    end, heads = case.spec.lengths[0], case.spec.heads // case.spec.kv_heads
+    values = np.abs(case.tensors["q"][:end, :heads].astype(np.uint32) << 16).view(np.float32)
+    largest = np.abs(values).max()
+    assert second.element.tensor == "q"
+    assert abs(values[second.element.index]) == largest
+    assert case.tensors["q.scales"].view(np.float32)[0, 0] == np.float32(largest) / np.float32(448)
 
 
 def test_a_byte_of_a_tile_is_that_of_its_scale(case: InMemory) -> None:

@@ -5,6 +5,8 @@ import dataclasses
 import json
 import multiprocessing
 import pickle
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +71,11 @@ def test_a_pack_with_another_recipe_of_that_name_is_noted(pack: Path) -> None:
     assert report.notes == (f"recipe {RECIPE} of the pack is not this version's of that name",)
 
 
-BEFORE = [name for name in RECIPES if "fp4" not in name]
+# The recipes that there were before a recipe had a schema.
+BEFORE = (
+    *("bf16-fa4", "cudnn-mxfp8", "cudnn-mxfp8-pv-bf16"),
+    *("flamia-mxfp8", "flamia-mxfp8-folded", "flamia-mxfp8-unguarded"),
+)
 
 
 @pytest.mark.parametrize("name", BEFORE)
@@ -92,6 +98,42 @@ def test_fields_that_are_not_there_and_have_their_defaults_are_no_difference(pac
     report = golden.check(pack, numpy_kernel)
     assert report.passed
     assert report.notes == ()
+
+
+# A pack that the version before the second schema of recipes wrote, of documents of 3, 0 and 2 tokens.
+FIRST_SCHEMA = Path(__file__).parent / "data" / "recipe-schema-1"
+
+
+def test_a_pack_of_the_first_schema_of_recipes_loads_and_passes() -> None:
+    pack = golden.load(FIRST_SCHEMA)
+    data = pack.manifest.recipes["flamia-mxfp8"].recipe
+    assert data["schema"] == 1
+    assert not {"p_scale", "nan_p"} & set(data["softmax"])
+    assert not {"dequantized", "smoothing"} & set(data["s"]["left"])
+    assert Recipe.from_json(data) == RECIPES["flamia-mxfp8"]
+    report = golden.check(FIRST_SCHEMA, numpy_kernel)
+    assert report.passed, str(report)
+    assert report.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data["softmax"].pop("combine"), r"recipe\.softmax has no combine"),
+        (lambda data: data.pop("dq"), "recipe has no dq"),
+        (lambda data: data.update(gradient=None), "and no gradient; a backward needs all"),
+        (lambda data: data.update(schema=2), r"has no correction_instruction|has no dequantized"),
+        (lambda data: data.update(schema=3), "recipe has schema 3"),
+    ],
+)
+def test_what_the_first_schema_must_have(
+    tmp_path: Path, change: Callable[[dict[str, Any]], Any], message: str
+) -> None:
+    folder = Path(shutil.copytree(FIRST_SCHEMA, tmp_path / "pack"))
+    forge(folder, lambda document: change(document["recipes"]["flamia-mxfp8"]["recipe"]))
+    with pytest.raises(ValueError, match=message) as caught:
+        golden.load(folder)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

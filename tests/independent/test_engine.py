@@ -12,8 +12,9 @@ from tests.independent import attention, cases, engine, float64_attention
 from tests.independent.cases import Case
 from tests.independent.samples import Array, as_float64, bell, constant
 
+# The interpreter is one of both passes; those of a forward alone are in `attention.FORWARD_ONLY`, written by hand.
 AS_DATA: dict[str, dict[str, Any]] = {
-    name: json.loads(recipe.to_json()) for name, recipe in RECIPES.items()
+    name: json.loads(recipe.to_json()) for name, recipe in RECIPES.items() if recipe.has_backward
 }
 BY_NAME = {case.name: case for case in cases.ALL}
 RESULTS = ("out", "lse", "dq", "dk", "dv", "dsink")
@@ -197,18 +198,30 @@ def test_alignment_where_lengths_differ(name: str) -> None:
         np.testing.assert_allclose(as_float64(found["lse"])[0], np.log(counts), atol=1e-7)
 
 
-@pytest.mark.parametrize("name", list(RECIPES))
+# e4m3(1 / 6) = 11 / 64, so that a P or a v of 1 is 66 / 64 in NVFP4, and a P of 1 / 2 half of that; a 3 is 3.
+NVFP4_ONE = 66 / 64
+
+
+def test_there_is_a_forward_by_hand_of_every_other_recipe() -> None:
+    assert set(attention.FORWARD_ONLY) == set(RECIPES) - set(AS_DATA)
+
+
+@pytest.mark.parametrize("name", list(AS_DATA))
 def test_queries_without_keys(name: str) -> None:
     """Five queries over two keys with V = 1, 3: three see nothing."""
     arrays = zeros(5, 1, 1), zeros(2, 1, 1), column(1, 3), constant(1.0, 5, 1, 1)
     found = engine.run(AS_DATA[name], *arrays, np.array([0, 5]), cu_seqlens_k=[0, 2])
-    assert as_float64(found["out"]).ravel().tolist() == [0, 0, 0, 1, 2]
+    fp4 = name == "attn-qat-nvfp4"
+    # 1.0635 and 2.0786, in bfloat16.
+    outs = [68 / 64, 133 / 64] if fp4 else [1, 2]
+    assert as_float64(found["out"]).ravel().tolist() == [0, 0, 0, *outs]
     lse = as_float64(found["lse"])[0]
     assert lse.tolist() == [-math.inf] * 3 + [0, lse[4]]
     assert lse[4] == pytest.approx(math.log(2))
     assert not found["dq"][:3].any()
     # Row 3 gives its all to key 0, row 4 one half to each.
-    assert as_float64(found["dv"]).ravel().tolist() == [1.5, 0.5]
+    one = NVFP4_ONE if fp4 else 1
+    assert as_float64(found["dv"]).ravel().tolist() == [1.5 * one, 0.5 * one]
     assert np.isfinite(as_float64(found["dk"])).all()
 
 
@@ -229,8 +242,9 @@ def test_heads_of_a_group() -> None:
     for name, recipe in AS_DATA.items():
         arrays = zeros(1, 6, 1), zeros(1, 2, 1), v, constant(1.0, 1, 6, 1)
         found = engine.run(recipe, *arrays, np.array([0, 1]))
-        assert as_float64(found["out"]).ravel().tolist() == [1, 1, 1, 2, 2, 2], name
-        assert as_float64(found["dv"]).ravel().tolist() == [3, 3], name
+        one, out = (NVFP4_ONE, 68 / 64) if name == "attn-qat-nvfp4" else (1, 1)
+        assert as_float64(found["out"]).ravel().tolist() == [out] * 3 + [2 * out] * 3, name
+        assert as_float64(found["dv"]).ravel().tolist() == [3 * one, 3 * one], name
 
 
 def test_documents_of_length_zero() -> None:

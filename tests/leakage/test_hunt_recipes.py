@@ -25,6 +25,8 @@ LEAKING = {
         ("dout", Severity.BACKWARD),
     },
     "sage3-nvfp4": {(name, Severity.FORWARD) for name in ("q", "k", "v")},
+    "fp8-fa3": {(name, Severity.FORWARD) for name in ("q", "k", "v")},
+    "fp8-fa4": {(name, Severity.FORWARD) for name in ("q", "k", "v")},
 }
 
 

@@ -79,7 +79,8 @@ def check_supported(recipe: Recipe) -> None:
     for name, product in recipe.products():
         plain = not INSTRUCTIONS[product.instruction].scalings
         sides = (product.left, product.right)
-        if plain and any(one.scope is not Scope.UNIT and not one.dequantized for one in sides):
+        unscaled = (Scope.UNIT, Scope.HEAD)  # descales are no part of a product
+        if plain and any(one.scope not in unscaled and not one.dequantized for one in sides):
             raise ValueError(
                 f"recipe {recipe.name!r} has {name}.instruction {product.instruction!r} for operands with scales;"
                 " envelopes are of instructions that take them"

@@ -7,11 +7,12 @@ import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flamia_ref.golden.bitwise import Aligned, align
+from flamia_ref.golden.files import Tensor
 from flamia_ref.golden.matching.samples import Sample, tensor_names
 from flamia_ref.golden.simulation import simulate_inputs
 from flamia_ref.golden.stage import Place
@@ -66,6 +67,18 @@ class StageFit:
             return math.inf if self.difference else 0.0
         return math.sqrt(self.difference / self.norm)
 
+    def to_data(self) -> dict[str, Any]:
+        """As JSON has it; a distance that is no finite number is null."""
+        distance = self.relative_l2
+        return {
+            "stage": self.name,
+            "elements": self.elements,
+            "equal": self.equal,
+            "relative_l2": distance if math.isfinite(distance) else None,
+            "largest_distance": self.steps,
+            "note": self.note,
+        }
+
     def plus(self, other: StageFit) -> StageFit:
         """Both together: another document or another case of the same stage."""
         numbers = [one for one in (self.steps, other.steps) if one is not None]
@@ -106,9 +119,7 @@ class Fit:
     @property
     def equal_so_far(self) -> bool:
         """Whether every stage that was compared is equal, and there is one."""
-        return (
-            not self.failed and bool(self.stages) and all(stage.exact for stage in self.stages)
-        )
+        return not self.failed and bool(self.stages) and all(stage.exact for stage in self.stages)
 
     @property
     def departs(self) -> str | None:
@@ -130,6 +141,17 @@ class Fit:
         )
         ranks = [rank for part in parts for rank in _rank(part)]
         return (*ranks, -float(len(self.absent)))
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "exact": self.exact,
+            "departs": self.departs,
+            "stages": [stage.to_data() for stage in self.stages],
+            "absent": list(self.absent),
+            "backward_not_run": self.not_run,
+            "failed": self.failed,
+        }
 
     def plus(self, other: Fit) -> Fit:
         """Both together, of other samples."""
@@ -202,7 +224,7 @@ def together(fits: Iterable[Fit]) -> Fit:
     return first
 
 
-def _compared(sample: Sample, place: Place, expected: np.ndarray) -> StageFit:  # type: ignore[type-arg]
+def _compared(sample: Sample, place: Place, expected: Tensor) -> StageFit:
     stage = place.stage
     empty = StageFit(name=stage.name, backward=stage.backward, steps=None)
     given = sample.result(place)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flamia_ref.attention.description import data_differences
 from flamia_ref.golden.matching.fits import Fit, StageFit
-from flamia_ref.golden.matching.turning import Turn, percent
+from flamia_ref.golden.matching.turning import Turn, percent, words
 
 if TYPE_CHECKING:
     from flamia_ref.attention import Recipe
@@ -114,7 +114,11 @@ class Match:
             ]
         if self.turns:
             lines += ["", "changes that bring it closer:"]
-            lines += [line for one in self.turns[:_MOST_TURNS] for line in _turn(one)]
+            lines += [
+                line
+                for one in self.turns[:_MOST_TURNS]
+                for line in _turn(one, found=self.fitting is not None)
+            ]
             if len(self.turns) > _MOST_TURNS:
                 lines.append(f"    and {len(self.turns) - _MOST_TURNS} more, in the JSON")
         elif self.asked and not self.exact:
@@ -135,7 +139,11 @@ def _verdict(match: Match) -> str:
     if best.fit.failed:
         return f"no recipe can be run on this: {best.fit.failed}"
     where = best.fit.departs
-    name = best.recipes[0] if len(best.recipes) == 1 else f"{' and '.join(best.recipes)} (the same here)"
+    name = (
+        best.recipes[0]
+        if len(best.recipes) == 1
+        else f"{' and '.join(best.recipes)} (the same here)"
+    )
     if where is None:
         return f"no recipe gives all of this; {name} is closest, equal in all that it has"
     return f"no recipe gives every bit; {name} is closest and departs at {where}"
@@ -187,10 +195,10 @@ def _in_a_line(fit: Fit) -> str:
     return words
 
 
-def _turn(turn: Turn) -> list[str]:
+def _turn(turn: Turn, *, found: bool) -> list[str]:
     lines = [f"    {turn.base.name}: {turn.words}: {turn.effect}"]
     if turn.after.exact:
-        lines[0] += ", and every bit equal"
+        lines[0] += f", and every bit equal{'' if found else ' of these parts'}"
     if turn.same:
-        lines.append(f"        the same bits here: {'; or '.join(turn.same[:4])}")
+        lines.append(f"        the same bits here: {'; or '.join(map(words, turn.same[:4]))}")
     return lines

@@ -48,7 +48,7 @@ class Sample:
         return self.spec.pairs * self.spec.head_dim
 
     def parts(self) -> Iterator[Sample]:
-        """Each document and key/value head by itself, the cheapest first; what no recipe couples. Empty ones are none."""
+        """Each document and key/value head by itself, which no recipe couples, the cheapest first; no empty ones."""
         spec = self.spec
         found = [
             (length * keys, document, head)
@@ -134,7 +134,7 @@ class _Cut(Mapping[str, Stored]):
 
     def of(self, place: Place) -> Stored | None:
         stage = place.stage
-        if "sinks" in stage.axes or "documents" in stage.axes and stage.role is Role.OUTPUT:
+        if "sinks" in stage.axes or ("documents" in stage.axes and stage.role is Role.OUTPUT):
             return None  # a sum over the documents
         name = place.name if place.document is None else f"{stage.name}.{self._document}"
         one = self._source.given.get(name)

@@ -24,6 +24,7 @@ Progress = Callable[[int, int, str], None]
 
 MOST_CHANGES = 3
 """How many changes are tried one after another."""
+_AGAIN = 8  # changed recipes that are held to more samples
 _BEAM = 2  # how many recipes are changed further
 _HELD = 8  # how many changes of one recipe are held to all parts
 _ENOUGH = 16  # elements that differ in a part that changes are tried on
@@ -48,7 +49,7 @@ class Turn:
     changes: Mapping[str, tuple[Any, Any]]
     before: Fit
     after: Fit
-    same: tuple[str, ...] = ()
+    same: tuple[Mapping[str, tuple[Any, Any]], ...] = ()
 
     @property
     def words(self) -> str:
@@ -75,7 +76,7 @@ class Turn:
                 path: {"from": plain(a), "to": plain(b)} for path, (a, b) in self.changes.items()
             },
             "effect": self.effect,
-            "same_bits": list(self.same),
+            "same_bits": [words(one) for one in self.same],
             "before": self.before.to_data(),
             "after": self.after.to_data(),
         }
@@ -88,6 +89,8 @@ def words(changes: Mapping[str, tuple[Any, Any]]) -> str:
 
 def percent(stage: StageFit) -> str:
     """The share of equal elements; what is not quite all or nothing does not read as if it were."""
+    if stage.exact:
+        return "100%"
     share = 100 * stage.share
     if stage.equal < stage.elements and share > 99.95:
         return f"all but {stage.elements - stage.equal} elements"
@@ -122,7 +125,14 @@ class _State:
     recipe: Recipe
     changes: Mapping[str, tuple[Any, Any]]
     fits: tuple[Fit, ...]  # of each part
-    same: tuple[str, ...] = ()
+    same: tuple[Mapping[str, tuple[Any, Any]], ...] = ()  # other changes of the same bits
+    handed: tuple[
+        Mapping[str, tuple[Any, Any]], ...
+    ] = ()  # those of what it was made of, with its last change
+
+    @property
+    def digest(self) -> str:
+        return together(self.fits).digest
 
     @property
     def key(self) -> Key:
@@ -130,38 +140,57 @@ class _State:
 
 
 def turned(
-    bases: Sequence[tuple[Recipe, Fit]],
+    bases: Sequence[Recipe],
     samples: Sequence[Sample],
     *,
+    begun: Sequence[Turn] = (),
     progress: Progress | None = None,
 ) -> tuple[Turn, ...]:
     """The changes of recipes that bring them closer, the best first; at most `MOST_CHANGES` in each.
 
     Every change of one knob that the simulator computes is tried on the smallest of the samples that shows enough of
     where the recipe departs, what helps on all of them; the best are changed further while that helps, until a recipe
-    gives every bit.
+    gives every bit. `begun`: what an earlier call found with fewer samples; it goes on from the best of that.
     """
     states = [
         _State(
             base=recipe,
             recipe=recipe,
             changes={},
-            fits=tuple(fit(recipe, sample) for sample in samples),
+            fits=_fits(recipe, samples),
         )
-        for recipe, _ in bases
+        for recipe in bases
+    ]
+    further = [
+        _State(
+            base=turn.base,
+            recipe=turn.recipe,
+            changes=turn.changes,
+            fits=_fits(turn.recipe, samples),
+            same=turn.same,
+        )
+        for turn in begun[:_AGAIN]
     ]
     before = {state.base.name: together(state.fits) for state in states}
-    found: list[_State] = []
-    for depth in range(MOST_CHANGES):
-        closer = [
-            better for state in states for better in _closer(state, samples, depth, progress)
-        ]
+    found: list[_State] = sorted(further, key=lambda one: one.key, reverse=True)
+    if found:
+        states = found[:_BEAM]
+    first = max((len(one.changes) for one in states), default=0)
+    for depth in range(first, MOST_CHANGES):
+        closer: list[_State] = []
+        for state in states:
+            closer += _closer(state, samples, depth, progress)
+            if depth and any(together(one.fits).exact for one in closer):
+                break
         closer.sort(key=lambda one: one.key, reverse=True)
         closer = _merged(closer)
         found = _merged(sorted([*found, *closer], key=lambda one: one.key, reverse=True))
         if not closer or together(found[0].fits).exact:
             break
         states = closer[:_BEAM]
+    found = [
+        _with_handed(state, samples) if together(state.fits).exact else state for state in found
+    ]
     return tuple(
         Turn(
             base=state.base,
@@ -175,6 +204,16 @@ def turned(
     )
 
 
+def _fits(recipe: Recipe, samples: Sequence[Sample]) -> tuple[Fit, ...]:
+    """How a recipe compares with each sample; its backward is run where its forward departs in none."""
+    ahead = tuple(fit(recipe, sample, backward=False) for sample in samples)
+    if not any(one.not_run for one in ahead):
+        return ahead
+    if any(one.failed or not all(stage.exact for stage in one.stages) for one in ahead):
+        return ahead
+    return tuple(fit(recipe, sample) for sample in samples)
+
+
 def _closer(
     state: _State, samples: Sequence[Sample], depth: int, progress: Progress | None
 ) -> list[_State]:
@@ -182,9 +221,14 @@ def _closer(
     total = together(state.fits)
     if total.exact or total.failed or total.departs is None:
         return []
-    ahead = all(stage.exact for stage in total.stages if not stage.backward)
+    ahead = not total.not_run
+    ahead = ahead and all(stage.exact for stage in total.stages if not stage.backward)
     order = [_BACKWARD, _FORWARD] if ahead else [_FORWARD]
-    for parts in order:
+    equal = {stage.name for stage in total.stages if stage.exact and stage.elements}
+    if total.departs.split(".")[0] in ("q", "k", "v", "do"):
+        equal = set()  # the copies that a product takes are among its knobs
+    for names in order:
+        parts = tuple(name for name in names if name not in equal)  # a product that is equal
         found = _tried(state, samples, parts, depth, backward=ahead, progress=progress)
         if found:
             return found
@@ -201,16 +245,20 @@ def _tried(
     progress: Progress | None,
 ) -> list[_State]:
     at = _telling(state.fits, samples)
-    before = state.fits[at] if backward else fit(state.recipe, samples[at], backward=False)
-    candidates = [{path: value} for path, value in permitted_changes(state.recipe, parts=parts, more=True)]
+    before = state.fits[at]
+    candidates = [
+        {path: value} for path, value in permitted_changes(state.recipe, parts=parts, more=True)
+    ]
     candidates += [
         one for one in joint_changes(state.recipe) if next(iter(one)).split(".")[0] in parts
     ]
-    tried: list[tuple[Key, str, Recipe, dict[str, Any]]] = []
+    tried: list[tuple[Fit, Recipe, dict[str, Any]]] = []
     for done, change in enumerate(candidates):
         if progress is not None:
             name = f"{state.base.name}, {' and '.join(change)}"
-            progress(done, len(candidates), f"{name} (change {depth + 1} of at most {MOST_CHANGES})")
+            progress(
+                done, len(candidates), f"{name} (change {depth + 1} of at most {MOST_CHANGES})"
+            )
         if any(path in state.changes for path in change):
             continue
         variant = with_changes(state.recipe, change)
@@ -218,15 +266,21 @@ def _tried(
             continue
         one = fit(variant, samples[at], backward=backward)
         if not one.failed and one.digest != before.digest and one.key > before.key:
-            tried.append((one.key, one.digest, variant, change))
-    tried.sort(key=lambda one: one[0], reverse=True)
+            tried.append((one, variant, change))
+    tried.sort(key=lambda one: one[0].key, reverse=True)
     base = state.key
     kept = []
-    for _, _, variant, change in tried[:_HELD]:
-        fits = tuple(fit(variant, sample) for sample in samples)
+    for found, variant, change in tried[:_HELD]:
+        # What was tried on the only sample need not be run again.
+        alone = len(samples) == 1 and (backward or not found.not_run)
+        fits = (found,) if alone else _fits(variant, samples)
         turns = {path: (value_at(state.recipe, path), value) for path, value in change.items()}
         made = _State(
-            base=state.base, recipe=variant, changes={**state.changes, **turns}, fits=fits
+            base=state.base,
+            recipe=variant,
+            changes={**state.changes, **turns},
+            fits=fits,
+            handed=tuple({**one, **turns} for one in state.same),
         )
         if made.key > base:
             kept.append(made)
@@ -245,6 +299,18 @@ def _telling(fits: Sequence[Fit], samples: Sequence[Sample]) -> int:
     return max(order, key=lambda at: count(fits[at])) if enough is None else enough
 
 
+def _with_handed(state: _State, samples: Sequence[Sample]) -> _State:
+    """With the other ways to make the first of its changes, where they still give the same bits."""
+    same = list(state.same)
+    for changes in state.handed[:_HELD]:
+        variant = with_changes(state.base, {path: to for path, (_, to) in changes.items()})
+        if variant is not None and changes not in same:
+            fits = _fits(variant, samples)
+            if together(fits).digest == state.digest:
+                same.append(changes)
+    return dataclasses.replace(state, same=tuple(same), handed=())
+
+
 def _merged(states: list[_State]) -> list[_State]:
     """Each result once: the fewest changes first, with what else gives the same bits."""
     found: dict[tuple[str, str], _State] = {}
@@ -256,9 +322,8 @@ def _merged(states: list[_State]) -> list[_State]:
         first = found[mark]
         if len(state.changes) < len(first.changes):
             first, state = state, first
-        if len(state.changes) == len(first.changes) and words(state.changes) != words(first.changes):
-            other = words(state.changes)
-            if other not in first.same:
-                first = dataclasses.replace(first, same=(*first.same, other))
+        known = (first.changes, *first.same)
+        if len(state.changes) == len(first.changes) and state.changes not in known:
+            first = dataclasses.replace(first, same=(*first.same, state.changes))
         found[mark] = first
     return list(found.values())
