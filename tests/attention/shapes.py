@@ -72,7 +72,11 @@ class Shape:
 
 
 def tiled(recipe: Recipe, query: int, key: int) -> Recipe:
-    """The recipe in tiles of another size."""
+    """The recipe in tiles of another size, or of the nearest that it is computed in."""
+    if recipe.softmax.row_sum == "bfloat16_butterfly":
+        key = 32
+    if recipe.s.left.smoothing == "tile_mean":
+        query = max(size for size in (32, 64, 128) if size <= query)
     return dataclasses.replace(
         recipe, tiles=dataclasses.replace(recipe.tiles, query=query, key=key)
     )

@@ -25,6 +25,7 @@ PRIMITIVES = {
     "bitcast_convert_type",
     "broadcast_in_dim",
     "ceil",
+    "clz",
     "concatenate",
     "convert_element_type",
     "custom_jvp_call",
@@ -43,6 +44,7 @@ PRIMITIVES = {
     "min",
     "mul",
     "ne",
+    "neg",
     "not",
     "or",
     "pad",
@@ -106,10 +108,8 @@ def test_programs_hold_only_listed_primitives(recipe: str) -> None:
     assert forward <= PRIMITIVES, f"new: {sorted(forward - PRIMITIVES)}"
     assert backward <= PRIMITIVES, f"new: {sorted(backward - PRIMITIVES)}"
     assert RECIPES[recipe].has_backward == bool(backward)
-    # Sums of products of tensor cores. A float32 product is one multiply-add after another.
-    used = set() if recipe == "cudnn-mxfp8-reference" else {"fused_sum"}
     for program in (forward, backward) if backward else (forward,):
-        assert program & {"fused_sum"} == used
+        assert "fused_sum" in program
 
 
 @pytest.mark.parametrize(

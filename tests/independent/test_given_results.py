@@ -17,9 +17,12 @@ def test_own_results_given_back(recipe: str) -> None:
     inputs = small_inputs(6)
     own = run(recipe, *inputs, [0, 2, 6])
     same(own, run(recipe, *inputs, [0, 2, 6], out_bits=own["out"], lse_bits=own["lse"]))
-    # delta comes from the out that is given.
+    # delta comes from the out that is given, or from one of high precision, which is not.
     zero = run(recipe, *inputs, [0, 2, 6], out_bits=np.zeros_like(own["out"]))
-    assert not zero["delta"].any()
+    if recipe == "attn-qat-nvfp4":
+        np.testing.assert_array_equal(zero["delta"], own["delta"])
+    else:
+        assert not zero["delta"].any()
     np.testing.assert_array_equal(zero["out"], own["out"])
 
 
@@ -31,10 +34,14 @@ def test_a_nan_lse(recipe: str) -> None:
     lse = own["lse"].copy()
     lse[0, 3] = 0xFFC12345
     result = run(recipe, *inputs, [0, 6], lse_bits=lse)
+    if recipe == "cudnn-mxfp8-reference":  # its backward has a softmax of its own
+        same({x: own[x] for x in ("dq", "dk", "dv")}, {x: result[x] for x in ("dq", "dk", "dv")})
+        return
     nan = {name: (result[name][:, 0] == 0x7FFF).all(axis=1).tolist() for name in ("dq", "dk", "dv")}
     assert nan["dq"] == [row == 3 for row in range(6)]
     assert nan["dk"] == [key <= 3 for key in range(6)]
-    assert nan["dv"] == [key <= 3 for key in range(6)]
+    # In e2m1 the P that is NaN is a number.
+    assert nan["dv"] == [key <= 3 and recipe != "attn-qat-nvfp4" for key in range(6)]
     visible = [key <= 3 for key in range(6)]
     assert (result["p.dv"][0][0, 3] == float32.NAN).tolist() == visible
     assert (result["ds"][0][0, 3] == float32.NAN).tolist() == visible

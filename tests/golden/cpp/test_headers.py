@@ -50,9 +50,11 @@ def test_sha256_of_every_length_of_a_block(harness: Run, tmp_path: Path) -> None
 
 
 def late(name: str) -> Recipe:
-    """A recipe whose delta is made from P and dP, and so comes after them."""
+    """A recipe whose delta is made from P and dP, and so comes after them; without a backward as it is."""
     recipe = RECIPES[name]
-    gradient = replace(recipe.gradient, delta_source="p_dp")
+    if not recipe.has_backward:
+        return recipe
+    gradient = replace(recipe.backward.gradient, delta_source="p_dp")
     return replace(recipe, name=f"{name}-late", gradient=gradient)
 
 
@@ -80,6 +82,16 @@ def test_a_pack_is_read_in_the_order_of_its_dataflow(
         " ".join(case.places).index("delta") > " ".join(case.places).index("dp.0") for case in pack
     ]
     assert places == [False, False, True, True]
+
+
+def test_packs_with_other_stages_are_read(harness: Run, tiny_suite: None, tmp_path: Path) -> None:
+    """An O of high precision, descales in float32, blocks of 16 tokens, no backward."""
+    golden.make(tmp_path / "pack", ["attn-qat-nvfp4", "fp8-fa4", "sage3-nvfp4"], suite="tiny")
+    pack = golden.load(tmp_path / "pack")
+    result = harness("list", pack.folder)
+    assert result.returncode == 0, result.stderr
+    expected = [" ".join((str(case), case.spec.why, *case.places)) for case in pack]
+    assert result.stdout.splitlines() == expected
 
 
 @pytest.mark.parametrize("how", HASHED)

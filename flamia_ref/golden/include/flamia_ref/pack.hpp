@@ -646,7 +646,7 @@ inline std::vector<std::string> dataflow(bool late) {
     copies({"q", "q.s", "k", "k.s", "v", "v.o"});
     stages({"s", "row_max", "p"});
     copies({"p.o"});
-    stages({"row_sum", "o", "out", "lse"});
+    stages({"row_sum", "o", "high_precision_out", "out", "lse"});
     copies({"q.dk", "k.dq", "v.dp", "do", "do.dp", "do.dv"});
     if (!late) stages({"delta"});
     stages({"dp", "p.dv"});
@@ -970,14 +970,16 @@ inline Case case_of(const Reader& reader, const Reader& recipes) {
                     "; they must be DATA.RECIPE and DATA.RECIPE.safetensors");
     made.sha256 = reader["sha256"].digest();
     made.size = reader["size"].integer();
-    const auto late = recipes[made.recipe]["recipe"]["gradient"].find("delta_source");
-    const auto order = dataflow(late && late->prose() == "p_dp");
+    const auto gradient = recipes[made.recipe]["recipe"]["gradient"];
+    const auto backward = !gradient.null();  // some recipes have none
+    const auto delta = backward ? gradient.find("delta_source") : std::nullopt;
+    const auto order = dataflow(delta && delta->prose() == "p_dp");
     for (const auto& one : reader["tensors"].members()) made.tensors.push_back(entry(one, made.spec, order));
     const auto rank = [&](const Entry& one) {
         return std::pair(std::find(order.begin(), order.end(), one.stage) - order.begin(), one.document.value_or(0));
     };
     std::sort(made.tensors.begin(), made.tensors.end(), [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
-    for (const auto* name : {"cu_seqlens", "q", "k", "v", "dout", "out", "lse", "dq", "dk", "dv"})
+    for (const auto* name : {"cu_seqlens", "q", "k", "v", "dout", "out", "lse"})
         if (made.find(name) == nullptr) throw Error(reader.path() + " lists no " + name);
     const auto require = [&](const char* name, bool wanted) {
         if ((made.find(name) != nullptr) != wanted)
@@ -985,7 +987,8 @@ inline Case case_of(const Reader& reader, const Reader& recipes) {
     };
     require("cu_seqlens_k", made.spec.own_keys);
     require("sink", made.spec.sinks);
-    require("dsink", made.spec.sinks);
+    require("dsink", made.spec.sinks && backward);
+    for (const auto* name : {"dq", "dk", "dv"}) require(name, backward);
     return made;
 }
 
