@@ -61,7 +61,7 @@ test: setup
 	@echo '== Testing, $(JOBS) at a time'
 	@$(BIN)/python -m pytest -n $(JOBS)
 
-nightly: setup
+nightly: setup live
 	@$(BIN)/python -m pytest -m nightly -n $(JOBS)
 
 notebooks: setup

@@ -110,6 +110,7 @@ def table(head: Row, rows: Iterable[Row]) -> str:
 
 
 def recipes_section() -> str:
+    """The table of recipes."""
     reports = {name: capacity(recipe) for name, recipe in RECIPES.items()}
     head = (
         "recipe",
@@ -124,6 +125,7 @@ def recipes_section() -> str:
 
 
 def replaced_section() -> str:
+    """The table of replaced suffixes."""
     given = data()
     found = {}
     for name, recipe in RECIPES.items():

@@ -30,7 +30,8 @@ def inputs(factor: float, seed: int) -> list[Any]:
     """q, k, v and dO of normal values in bfloat16, q and k times a factor."""
     rng = np.random.default_rng(seed)
     q, k, v, dout = (
-        rng.standard_normal((TOKENS, heads, HEAD_DIM)) for heads in (HEADS, KV_HEADS, KV_HEADS, HEADS)
+        rng.standard_normal((TOKENS, heads, HEAD_DIM))
+        for heads in (HEADS, KV_HEADS, KV_HEADS, HEADS)
     )
     return [x.astype(ml_dtypes.bfloat16) for x in (q * factor, k * factor, v, dout)]
 
@@ -45,9 +46,7 @@ def run(name: str, q: Any, k: Any, v: Any, dout: Any) -> Results:
     back = backward(*arrays, ahead, trace=stages)
     found = {**ahead.trace, **back.trace, "out": ahead.out}
     found |= {"dq": back.dq, "dk": back.dk, "dv": back.dv}
-    return {
-        stage: np.asarray(x[0] if isinstance(x, list) else x) for stage, x in found.items()
-    }
+    return {stage: np.asarray(x[0] if isinstance(x, list) else x) for stage, x in found.items()}
 
 
 class Sums:

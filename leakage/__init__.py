@@ -1,7 +1,4 @@
-"""Whether an output can depend on a token it must not see.
-
-So far the demonstration of the leak; the README of this folder says what else will be here.
-"""
+"""Whether an output can depend on a token that it must not see, how many bits get through, and what safeguards cost."""
 
 from typing import TYPE_CHECKING
 

@@ -82,6 +82,10 @@ def test_orders_in_jax(name: str) -> None:
     assert not differing(reductions.reduce(jnp.asarray(x), order), reductions.reduce(x, order))
 
 
+SAME = {"fa4.delta.32", "sage3.row_sum"}
+"""Four threads of eight columns each in both, and the same exchanges."""
+
+
 def test_orders_differ() -> None:
     """Else the tests above would say nothing."""
     x = np.random.default_rng(4).normal(size=(200, 128)).astype(np.float32).view(np.uint32)
@@ -90,7 +94,7 @@ def test_orders_differ() -> None:
         if 128 % order.dealt or order.ftz or (order.begins == "term" and order.lanes == 1):
             continue
         result = reductions.reduce(x, order).tobytes()
-        assert result not in seen, f"{name} is {seen.get(result)}"
+        assert result not in seen or {name, seen[result]} == SAME, f"{name} is {seen[result]}"
         seen[result] = name
     assert len(seen) > 8
 

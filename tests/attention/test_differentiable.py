@@ -27,12 +27,12 @@ def values(x) -> np.ndarray:
 @pytest.mark.parametrize(
     ("recipe", "dtype"),
     [
-        ("flamia-mxfp8", np.float32),
+        (RECIPE, np.float32),
         (RECIPE, BF16),
         *(
             pytest.param(recipe, np.float32, marks=pytest.mark.nightly)
             for recipe in WITH_BACKWARD
-            if recipe != "flamia-mxfp8"
+            if recipe != RECIPE
         ),
     ],
 )

@@ -95,7 +95,6 @@ def test_jax_gradients_are_refused() -> None:
     def loss(v):
         return attention.attention(q, k, v, HALF, cu_seqlens=CU_SEQLENS).astype("float32").sum()
 
-    assert np.isfinite(loss(v))
     with pytest.raises(ValueError, match="recipe 'forward' has no backward"):
         jax.grad(loss)(v)
 

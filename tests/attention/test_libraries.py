@@ -97,7 +97,7 @@ def default_or_nightly(*default: str):
 @pytest.mark.parametrize(
     "wide_types", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["x32", "x64"]
 )
-@pytest.mark.parametrize("recipe", default_or_nightly("flamia-mxfp8"))
+@pytest.mark.parametrize("recipe", default_or_nightly("bf16-fa4"))
 def test_numpy_equals_a_users_jit_of_vmap_in_every_stage(recipe: str, wide_types: bool) -> None:
     import jax
     import jax.numpy as jnp

@@ -222,7 +222,7 @@ def test_new_lengths_of_every_tile_shape_compile_nothing(recipe: str) -> None:
     assert not compiled, compiled
 
 
-@pytest.mark.parametrize("recipe", nightly_but("flamia-mxfp8"))
+@pytest.mark.parametrize("recipe", nightly_but("bf16-fa4"))
 def test_new_masks_and_lengths_of_keys_compile_nothing(recipe: str) -> None:
     """Windows, alignments and other numbers of keys are values, and never shapes: with a sink and a soft cap once
     warm, any will do."""

@@ -132,6 +132,7 @@ def test_a_planted_knob_is_found_by_name(base: str, path: str, value: Any, gradi
     assert all(bits(again[name]) == bits(given[name]) for name in again if name not in inputs(1))
 
 
+@pytest.mark.nightly
 def test_two_planted_knobs_are_found() -> None:
     changes = {"softmax.row_sum": "by_tiles", "softmax.rescale_threshold": 8}
     stages = ("s", "row_max", "row_sum", "o")

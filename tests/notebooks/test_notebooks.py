@@ -16,7 +16,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 # Those that take a minute run by night; what they use has tests of its own.
-LONG = ("03_accumulation", "04_attention_error", "05_leakage")
+LONG = ("01_formats", "03_accumulation", "04_attention_error", "05_leakage")
 
 
 @functools.cache

@@ -86,6 +86,7 @@ def test_the_three_methods_agree(name: str) -> None:
     check(name)
 
 
+@pytest.mark.nightly  # tests/leakage holds the methods to each other every day
 def test_the_three_methods_agree_and_a_disagreement_is_found() -> None:
     """In one test, since what is found in a recipe is kept in one process."""
     for name in DAILY:
