@@ -36,7 +36,7 @@ def completed(run: BackwardRun, prologue: Prologue) -> Prologue:
         sink = xp.broadcast_to(run.sink[None, :], (run.tokens, run.heads)).reshape(rows)
     nothing = xp.full((rows,), NEGATIVE_INFINITY, dtype=np.uint32)
     start = nothing if sink is None else sink
-    found = _passed(run, prologue, start, maximum_step, 1)
+    found = _passed(run, prologue, start, _with_maximum, 1)
     row_max = found[:, 0]
     start = xp.zeros((rows,), dtype=np.uint32)
     if sink is not None:
@@ -44,7 +44,7 @@ def completed(run: BackwardRun, prologue: Prologue) -> Prologue:
             (sink, row_max), lambda *part: (_of_sink(*part, recipe=run.recipe),)
         )
     lanes = softmax.lanes(run.recipe.softmax)
-    sums = _passed(run, prologue._replace(base=row_max), start, sum_step, lanes)
+    sums = _passed(run, prologue._replace(base=row_max), start, _with_sum, lanes)
     (total,) = run._in_batches((sums,), lambda part: (_total(part, recipe=run.recipe),))
     return prologue._replace(base=row_max, total=total)
 
@@ -66,11 +66,16 @@ def _passed(run: BackwardRun, prologue: Prologue, start: Array, step: Step, widt
         begun = np.zeros(len(batch), dtype=bool)
         begun[: len(keys)] = [place in sums["row"] for place in places["row"]]
         state = run._gathered("row", sums, places, tiles.rows, len(batch), width)
+        s = sides.over_channels(
+            run.rows(Use.S_Q, tiles.query_tokens(), tiles.head),
+            run.rows(Use.S_K, batch.key_tokens(), tiles.head // run.group),
+            run.recipe.s,
+            work.guarded if run.recipe.s.guarded else None,
+        )
         new = step(
             state,
             run.to_compute(begun),
-            run.rows(Use.S_Q, tiles.query_tokens(), tiles.head),
-            run.rows(Use.S_K, batch.key_tokens(), tiles.head // run.group),
+            s,
             row_values,
             work,
             run.factors,
@@ -79,40 +84,6 @@ def _passed(run: BackwardRun, prologue: Prologue, start: Array, step: Step, widt
         run._keep(sums["row"], places["row"], new)
     packed = run._packed(sums["row"], run.heads, run.mask.queries, width)
     return packed.reshape(run.tokens * run.heads, width)
-
-
-def maximum_step(
-    state: Array,
-    begun: Array,
-    s_q: sides.Rows,
-    s_k: sides.Rows,
-    values: Values,
-    work: Work,
-    factors: Factors,
-    *,
-    recipe: Recipe,
-) -> Array:
-    """The maxima [tiles, rows, 1] after one pair of tiles each; a NaN wins."""
-    guarded = work.guarded if recipe.s.guarded else None
-    s = sides.over_channels(s_q, s_k, recipe.s, guarded)
-    return _with_maximum(state, begun, s, values, work, factors, recipe=recipe)
-
-
-def sum_step(
-    state: Array,
-    begun: Array,
-    s_q: sides.Rows,
-    s_k: sides.Rows,
-    values: Values,
-    work: Work,
-    factors: Factors,
-    *,
-    recipe: Recipe,
-) -> Array:
-    """The sums of e^(S' - m) [tiles, rows, lanes] after one pair of tiles each."""
-    guarded = work.guarded if recipe.s.guarded else None
-    s = sides.over_channels(s_q, s_k, recipe.s, guarded)
-    return _with_sum(state, begun, s, values, work, factors, recipe=recipe)
 
 
 @_backend.jit(static=("recipe",))

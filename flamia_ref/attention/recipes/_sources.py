@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flamia_ref.arithmetic import INSTRUCTIONS
 from flamia_ref.attention.knobs import Schedule
-from flamia_ref.attention.product import TileOrder
+from flamia_ref.attention.product import Operand, Scope, TileOrder
 from flamia_ref.attention.recipe import Step
 from flamia_ref.evidence import Evidence, weakest
 
@@ -13,6 +13,7 @@ F16 = "sm100.tcgen05.f16"
 MUFU = "mufu.sm90"
 
 PRODUCTS = ("s", "o", "dp", "dv", "dq", "dk")
+PER_HEAD = Operand(format="e4m3", scope=Scope.HEAD)
 SIDES = tuple(f"{product}.{side}" for product in PRODUCTS for side in ("left", "right"))
 
 
@@ -38,6 +39,7 @@ def instruction(name: str) -> Step:
     )
 
 
+DESCALE = assumed("the kernel takes codes and descales, how they come about is the caller's")
 SPECIAL = assumed("measured on every float32 on an H200 (sm_90); on sm_100 assumed")
 SPECIAL_FUNCTIONS = {
     f"softmax.{function}": SPECIAL for function in ("exp2", "log2", "reciprocal", "tanh")

@@ -41,26 +41,31 @@ tiles that cut no mask the kernel leaves the test for m = -inf out: that shows i
 from flamia_ref.attention.knobs import Schedule, Softmax, Tiles
 from flamia_ref.attention.product import Operand, Product, Scope, TileOrder
 from flamia_ref.attention.recipe import Recipe, Step
-from flamia_ref.attention.recipes._sources import MUFU, assumed, instruction, read
+from flamia_ref.attention.recipes._sources import (
+    DESCALE,
+    MUFU,
+    PER_HEAD,
+    assumed,
+    instruction,
+    read,
+)
 from flamia_ref.evidence import Evidence
 
 _F8 = "sm90.wgmma.fp8"
-_PER_HEAD = Operand(format="e4m3", scope=Scope.HEAD)
 _FA3 = "flash-attention, for head_dim 97 to 128, assumed elsewhere; hopper/"
 _SOFTMAX = _FA3 + "softmax.h at 7a802796"
 _MAIN_LOOP = _FA3 + "mainloop_fwd_sm90_tma_gmma_ws.hpp at 0473b463"
 _COMPILED = ", compiled by CUDA 13.0 and 13.5 for sm_90a with --use_fast_math"
-_DESCALE = assumed("the kernel takes codes and descales, how they come about is the caller's")
 _MEASURED = dict.fromkeys(
     ("exp2", "log2", "reciprocal", "tanh"), "measured on every float32 on an H200 (sm_90)"
 )
 
 FP8_FA3 = Recipe(
     name="fp8-fa3",
-    s=Product(left=_PER_HEAD, right=_PER_HEAD, instruction=_F8),
+    s=Product(left=PER_HEAD, right=PER_HEAD, instruction=_F8),
     o=Product(
         left=Operand(format="e4m3", scope=Scope.UNIT),
-        right=_PER_HEAD,
+        right=PER_HEAD,
         instruction=_F8,
         tile_order=TileOrder.DESCENDING,
     ),
@@ -83,7 +88,7 @@ FP8_FA3 = Recipe(
     steps={
         **dict.fromkeys(("s", "o"), read(_MAIN_LOOP + ", mma")),
         **{f"{product}.instruction": instruction(_F8) for product in ("s", "o")},
-        **dict.fromkeys(("s.left", "s.right", "o.right"), _DESCALE),
+        **dict.fromkeys(("s.left", "s.right", "o.right"), DESCALE),
         "softmax": read(_SOFTMAX + _COMPILED),
         **{
             f"softmax.{function}": Step(evidence=Evidence.MEASURED, source=source)

@@ -39,7 +39,9 @@ from flamia_ref.attention.knobs import EmulatedColumns, Schedule, Softmax, Tiles
 from flamia_ref.attention.product import Operand, Product, Scope, TileOrder
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.recipes._sources import (
+    DESCALE,
     MUFU,
+    PER_HEAD,
     SPECIAL_FUNCTIONS,
     assumed,
     instruction,
@@ -47,17 +49,15 @@ from flamia_ref.attention.recipes._sources import (
 )
 
 _F8 = "sm100.tcgen05.f8f6f4"
-_PER_HEAD = Operand(format="e4m3", scope=Scope.HEAD)
 _FA4 = "flash-attention 0251105a, for causal masks and head_dim 128, assumed elsewhere; flash_attn/cute/"
 _COMPILER = "the compiler may contract; "
-_DESCALE = assumed("the kernel takes codes and descales, how they come about is the caller's")
 
 FP8_FA4 = Recipe(
     name="fp8-fa4",
-    s=Product(left=_PER_HEAD, right=_PER_HEAD, instruction=_F8),
+    s=Product(left=PER_HEAD, right=PER_HEAD, instruction=_F8),
     o=Product(
         left=Operand(format="e4m3", scope=Scope.UNIT),
-        right=_PER_HEAD,
+        right=PER_HEAD,
         instruction=_F8,
         tile_order=TileOrder.DESCENDING,
     ),
@@ -79,7 +79,7 @@ FP8_FA4 = Recipe(
     steps={
         **dict.fromkeys(("s", "o"), read(_FA4 + "flash_fwd_sm100.py")),
         **{f"{product}.instruction": instruction(_F8) for product in ("s", "o")},
-        **dict.fromkeys(("s.left", "s.right", "o.right"), _DESCALE),
+        **dict.fromkeys(("s.left", "s.right", "o.right"), DESCALE),
         "softmax": read(_FA4 + "softmax.py"),
         **SPECIAL_FUNCTIONS,
         "softmax.emulated": read(_FA4 + "softmax.py and flash_fwd_sm100.py, _FP8_TUNING_CONFIG"),
