@@ -393,12 +393,20 @@ class BackwardRun(Run):
     ) -> Array | None:
         if name == "dq_partial" and not self.partials:
             return None
-        xp = self.layout
-        zeros = xp.zeros((rows, width), dtype=np.uint32)
         kept = [sums[name].get(place) for place in places[name]]
-        found = [zeros if one is None else one[0].get()[one[1]] for one in kept]
-        found += [zeros] * (count - len(found))
-        return self.to_compute(xp.stack(found))
+        parts: list[Array] = []
+        first: dict[Late, int] = {}
+        filled = 0
+        for late in dict.fromkeys(one[0] for one in kept if one is not None):
+            first[late] = filled
+            parts.append(late.get())
+            filled += len(parts[-1])
+        index = np.full(count, filled, dtype=np.int32)
+        index[: len(kept)] = [filled if one is None else first[one[0]] + one[1] for one in kept]
+        if filled in index:
+            parts.append(self.layout.zeros((1, rows, width), dtype=np.uint32))
+        found = parts[0] if len(parts) == 1 else self.layout.concatenate(parts)
+        return self.to_compute(_backend.gather(found, index))
 
     def _named(self, stages: backward_tile.Stages) -> dict[str, Array | None]:
         names = pair_names(self.recipe)
@@ -480,13 +488,18 @@ class BackwardRun(Run):
         xp, tokens = self.layout, documents.tokens
         place = np.zeros((tokens, heads), dtype=np.int32)
         parts, filled = [xp.zeros((1, width), dtype=np.uint32)], 1
-        for (document, head, first), (late, at) in tiles.items():
-            tile = late.get()[at]
-            begin = documents.offsets[document] + first
-            end = min(begin + tile.shape[0], documents.offsets[document + 1])
-            place[begin:end, head] = np.arange(filled, filled + end - begin)
-            filled += tile.shape[0]
-            parts.append(tile)
+        by_late: dict[Late, dict[Place, int]] = {}
+        for key, (late, at) in tiles.items():
+            by_late.setdefault(late, {})[key] = at
+        for late, kept in by_late.items():
+            wanted = _backend.gather(late.get(), np.fromiter(kept.values(), np.int32))
+            rows = wanted.shape[1]
+            for document, head, first in kept:
+                begin = documents.offsets[document] + first
+                end = min(begin + rows, documents.offsets[document + 1])
+                place[begin:end, head] = np.arange(filled, filled + end - begin)
+                filled += rows
+            parts.append(wanted.reshape(-1, width))
         return _backend.gather(xp.concatenate(parts), place)
 
     def _poisoned(self, sums: Array, use: Use, chains: int) -> Array:

@@ -23,8 +23,8 @@ from flamia_ref.attention.stages import input_of
 from flamia_ref.packing import Mask, TileSize
 from flamia_ref.packing.tiles import Indices
 
-TILES = 8  # tiles that are computed together, where they are laid out on the host
-MORE_TILES = 64  # where they are laid out inside the program, or on an accelerator; a power of two
+TILES = 8  # tiles of 128 by 128 that are computed together, where they are laid out on the host
+MORE_TILES = 64  # where they are laid out inside the program, or on an accelerator; powers of two
 
 
 class Late:
@@ -47,6 +47,11 @@ class Late:
                 x = x[: self._tiles].reshape(-1, *x.shape[2:])
             self._given, self._found = None, x
         return self._found
+
+
+def _small_tiles(pairs: int) -> int:
+    """How many tiles of `pairs` scores are as much work as one of 128 by 128, rounded down to a power of two."""
+    return 1 << max(0, (128 * 128 // pairs).bit_length() - 1)
 
 
 class Sizes(NamedTuple):
@@ -78,7 +83,8 @@ class Run:
         self.compute, self.device, self.layout = compute, device, layout
         self.inputs: dict[str, Array] = {}
         self.fixed_shapes = self.layout is not compute
-        self.batch = TILES if self.fixed_shapes or layout is np else MORE_TILES
+        many = TILES if self.fixed_shapes or layout is np else MORE_TILES
+        self.batch = many * _small_tiles(recipe.tiles.query * recipe.tiles.key)
         self.tokens = mask.queries.tokens
         self.heads, self.kv_heads, self.head_dim, self.value_dim = sizes
         self.group = self.heads // self.kv_heads
