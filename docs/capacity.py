@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT))
 from flamia_ref.attention import RECIPES  # noqa: E402
 from flamia_ref.leakage import CapacityReport, ReplacedSuffix, capacity, replaced_suffix  # noqa: E402
 from flamia_ref.leakage.legal import Severity  # noqa: E402
+from flamia_ref.leakage.sharing.text import NAMES  # noqa: E402
 
 PAGE = ROOT / "docs" / "capacity.md"
 DATA = ROOT / "tests" / "oracles" / "smollm2" / "layer14-group0.npz"
@@ -26,7 +27,7 @@ Row = tuple[str, ...]
 
 
 def seen(report: CapacityReport, output: str, drawn: str) -> str:
-    """The largest corrected entropy of an output over families, and in how many families it is above 0."""
+    """The largest corrected entropy of an output over families, and in which families it is above 0."""
     found = [one for one in report.entropies if (one.output, one.drawn) == (output, drawn)]
     if not found:
         return "-"
@@ -38,13 +39,14 @@ def seen(report: CapacityReport, output: str, drawn: str) -> str:
 
 
 def bound(report: CapacityReport, severity: Severity) -> str:
-    """The bound of a severity in bits a token and head."""
-    found = next((one for one in report.severities if one.severity is severity), None)
-    if found is None:
-        return "-"
-    if found.token is None:
-        return "none"
-    return "0, proved" if found.token == 0 else f"{found.token:.3g}"
+    """The bound of a severity: bits of a row of the output that can receive most, and which that is."""
+    found = next(one for one in report.severities if one.severity is severity)
+    if found.row is None:
+        return "no bound"
+    if found.row == 0:
+        return "0, proved"
+    most = max(found.rows, key=lambda one: one.bits or 0)
+    return f"{found.row:.3g} ({NAMES[most.output]})"
 
 
 def gain(report: CapacityReport) -> str:
@@ -114,8 +116,8 @@ def recipes_section() -> str:
     reports = {name: capacity(recipe) for name, recipe in RECIPES.items()}
     head = (
         "recipe",
-        "forward bound, bits a token",
-        "backward bound",
+        "forward, bits a row at most",
+        "backward, bits a row at most",
         "O over suffixes, bits",
         "LSE",
         "dQ",

@@ -39,8 +39,10 @@ all but that one (dots), and the error of the last 32 queries against the number
 ## Relative error
 
 Euclidean norm of the difference over that of the exact result. Documents this short flatter recipes with guarded
-blocks, which compute the diagonal in BF16: the share of all multiply-accumulates that leaves low precision is in
-[recipes.md](recipes.md).
+blocks, which compute the diagonal in BF16: the share of all multiply-accumulates that leaves low precision, in these
+documents and in one of 8192 tokens, is in [overview.md](overview.md).
+The lse of `sage3-nvfp4`, which no kernel returns, is that of its smoothed scores, and so is what it is compared with
+here: the float64 lse of k less its mean over the document.
 
 """
 
@@ -114,16 +116,25 @@ def row(cells: Iterable[str]) -> str:
 
 
 def of_results(found: AttentionError, form: str, figure: Any) -> list[str]:
-    """A cell for each result, "-" where there is none."""
-    total = found.total
-    return [form.format(*figure(total[name])) if name in total else "-" for name in RESULTS]
+    """A cell for each result, "-" where there is none; how many elements are lost where any are."""
+    return [
+        "-" if one is None else _lost(one) or form.format(*figure(one))
+        for one in map(found.total.get, RESULTS)
+    ]
+
+
+def _lost(one: Any) -> str:
+    return f"lost {one.lost:.0f} of {one.lost + one.elements:.0f}" if one.lost else ""
 
 
 def of_rows(rows: Any) -> list[str]:
     """Mean, root mean square and largest magnitude of figures of rows."""
     if rows is None:
         return ["-"] * 3
-    figures = (np.nanmean(rows), np.sqrt(np.nanmean(rows**2)), np.nanmax(np.abs(rows)))
+    rows = rows[~np.isnan(rows)]  # such rows are none
+    if not rows.size:
+        return ["-"] * 3
+    figures = (np.mean(rows), np.sqrt(np.mean(rows**2)), np.max(np.abs(rows)))
     return [f"{short(100 * x)}%" for x in figures]
 
 

@@ -1,8 +1,8 @@
 """Write docs/overview.md: all recipes in one table, by property, error and cost, and which of them to use.
 
 Run from the root of the checkout, seconds: python docs/overview.py
-What takes long is read from the pages and results that are there (docs/recipes.md, docs/errors.md, and
-docs/evidence/quality-*.json); what is not there is a dash. No figure and no verdict is written by hand.
+What takes long is read from the pages and results that are there (docs/recipes.md, docs/errors.md, docs/capacity.md,
+and docs/evidence/quality-*.json); what is not there is a dash. No figure and no verdict is written by hand.
 """
 
 import json
@@ -14,6 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import numpy as np  # noqa: E402
+
 from flamia_ref.attention import RECIPES, Recipe, bytes_kept, safeguards  # noqa: E402
 from flamia_ref.evidence import Evidence  # noqa: E402
 from flamia_ref.formats import PRESETS  # noqa: E402
@@ -21,6 +23,8 @@ from flamia_ref.leakage import structure  # noqa: E402
 from flamia_ref.leakage.legal import Severity  # noqa: E402
 
 DOCS = ROOT / "docs"
+DATA = ROOT / "tests" / "oracles" / "smollm2" / "layer14-group0.npz"
+"""What docs/errors.py measures errors on."""
 FILE = DOCS / "overview.md"
 QUALITY = ("quality-h200.json", "quality-cpu.json")
 """The results of a real model; of those that are there the first that has a recipe counts."""
@@ -30,9 +34,12 @@ LENGTHS = (40, 24)
 TOKENS, CHANNELS = 8192, 128
 """A document for which bytes and work are counted."""
 
+FORWARD, BOTH = ("s", "o"), ("s", "o", "dp", "dv", "dq", "dk")
+
 NONE = "-"
 DECIDED = ("C1", "C2", "C4", "gradient")
 INVARIANT = ("packing", "prefix")
+BITS = ("forward, bits a row at most", "backward, bits a row at most")
 BROKEN = "**broken**"
 
 HEAD = """# Which recipe
@@ -52,11 +59,16 @@ COLUMNS = f"""
   should be 0. Both are relative.
 - *packing*, *prefix*: packed documents, and the first tokens alone, give the same bits.
 - *leaks*: what the [structure](leakage.md) makes illegal, by severity; *no* holds for every input.
-- *bytes*: of q, k and v that the backward reads, a token and head of {CHANNELS} channels; after the plus sign, bfloat16
-  values that guarded blocks read besides. *work in bf16*: share of multiply-accumulates that leaves low precision, one
-  causal document of {TOKENS} tokens.
-- *error of O*, *of dQ*: relative to float64, on a layer of a real model; its documents are short, which flatters
-  guarded blocks ([errors.md](errors.md)).
+- *bits a row at most*: how much of what a row must not see it can receive, forward and backward; *no bound*: nothing is
+  known ([capacity.md](capacity.md)).
+- *bytes of q, k, v*: what the backward reads of them, a token and head of {CHANNELS} channels; after the plus sign,
+  bfloat16 values that guarded blocks read besides. [safeguards.md](safeguards.md) counts out and lse too, and has 64
+  channels.
+- *bf16 at {TOKENS}*: share of multiply-accumulates that leaves low precision, both passes, one causal document of
+  {TOKENS} tokens. *bf16 of errors*: the same of the forward, and of both passes, in the documents that errors are
+  measured on ({{errors}} tokens). *bf16 of loss*: of the forward, in those of the loss ({{loss}} tokens). Guarded
+  blocks are those on the diagonal, so that such a recipe has more of them in short documents.
+- *error of O*, *of dQ*: relative to float64, on a layer of a real model ([errors.md](errors.md)).
 - *loss*: of a real model, less that with float32 attention, in nats, with its interval ([quality.md](quality.md)).
 """
 
@@ -84,15 +96,33 @@ def read(page: str, *columns: str, docs: Path = DOCS) -> dict[str, dict[str, str
     return {}
 
 
-def qualities(docs: Path = DOCS) -> dict[str, tuple[str, Mapping[str, float]]]:
-    """The device and the difference of the loss from float32 attention, by recipe."""
-    found: dict[str, tuple[str, Mapping[str, float]]] = {}
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """What a real model lost by a recipe: the device, tokens of a document, the difference from float32 attention."""
+
+    device: str
+    length: int
+    difference: Mapping[str, float]
+
+
+def error_lengths() -> tuple[int, ...]:
+    """Tokens of each document that errors are measured on."""
+    with np.load(DATA) as stored:
+        return tuple(int(length) for length in np.diff(stored["cu_seqlens"]))
+
+
+def qualities(docs: Path = DOCS) -> dict[str, Loss]:
+    """The losses by recipe."""
+    found: dict[str, Loss] = {}
     for name in QUALITY:
         file = docs / "evidence" / name
         data = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        for recipe, one in data.get("perplexity", {}).get("attentions", {}).items():
+        section = data.get("perplexity", {})
+        for recipe, one in section.get("attentions", {}).items():
             if "difference" in one:
-                found.setdefault(recipe, (data["device"], one["difference"]))
+                length = section["documents"]["length"]
+                loss = Loss(device=data["device"], length=length, difference=one["difference"])
+                found.setdefault(recipe, loss)
     return found
 
 
@@ -108,7 +138,8 @@ class Row:
     properties: Mapping[str, str]
     numbers: Mapping[str, str]
     errors: Mapping[str, str]
-    loss: tuple[str, Mapping[str, float]] | None
+    bits: Mapping[str, str]
+    loss: Loss | None
 
     @property
     def name(self) -> str:
@@ -189,6 +220,7 @@ def rows(recipes: Mapping[str, Recipe] = RECIPES, docs: Path = DOCS) -> list[Row
     properties = read("recipes.md", *DECIDED, docs=docs)
     numbers = read("recipes.md", "C3: dV", "C5: rms", docs=docs)
     errors = read("errors.md", "O", "dQ", docs=docs)
+    bits = read("capacity.md", *BITS, docs=docs)
     losses = qualities(docs)
     return [
         Row(
@@ -197,6 +229,7 @@ def rows(recipes: Mapping[str, Recipe] = RECIPES, docs: Path = DOCS) -> list[Row
             properties=properties.get(name, {}),
             numbers=numbers.get(name, {}),
             errors=errors.get(name, {}),
+            bits=bits.get(name, {}),
             loss=losses.get(name),
         )
         for name, recipe in recipes.items()
@@ -226,11 +259,30 @@ def consistent(row: Row) -> str:
     return ", ".join([*broken, *(f"{name} {row.properties[name]}" for name in partly)]) or "yes"
 
 
-def work(recipe: Recipe) -> str:
-    """The share of multiply-accumulates in high precision."""
-    found = safeguards(recipe, lengths=[TOKENS])
-    share = 100 * float(sum(one.high_precision for one in found) / len(found))
-    return f"{share:.0f}%" if share >= 1 else f"{share:.2g}%"
+def work(recipe: Recipe, lengths: Sequence[int], products: Iterable[str] = BOTH) -> str:
+    """The share of multiply-accumulates in high precision, of products of equal size that the recipe has."""
+    found = [
+        one.high_precision
+        for one in safeguards(recipe, lengths=lengths)
+        if one.use.split(".")[0] in products
+    ]
+    share = 100 * float(sum(found) / len(found))
+    return f"{share:.0f}%" if share == 0 or share >= 10 else f"{share:.2g}%"
+
+
+def of_errors(recipe: Recipe) -> str:
+    """The cell of the work in high precision where errors are measured: of the forward, of both passes."""
+    parts = (FORWARD, BOTH) if recipe.has_backward else (FORWARD,)
+    found = dict.fromkeys(work(recipe, error_lengths(), products) for products in parts)
+    return ", ".join(found)
+
+
+def bits(row: Row) -> str:
+    """The cell of the bits that get through to a row at most."""
+    forward, backward = (row.bits.get(name, NONE) for name in BITS)
+    if not row.recipe.has_backward or forward == backward:
+        return forward
+    return f"forward {forward}, backward {backward}"
 
 
 def between(one: Mapping[str, float]) -> str:
@@ -251,7 +303,15 @@ def table(found: Sequence[Row]) -> str:
         "C3",
         "C5",
     ]
-    head += [*INVARIANT, "leaks", "bytes", "work in bf16", "error of O", "of dQ", "loss"]
+    head += [
+        *INVARIANT,
+        "leaks",
+        "bits a row at most",
+        "bytes of q, k, v",
+        f"bf16 at {TOKENS}",
+        "bf16 of errors",
+    ]
+    head += ["error of O", "of dQ", "bf16 of loss", "loss"]
     text = line(head) + "|" + "---|" * len(head) + "\n"
     for row in found:
         recipe, size = row.recipe, row.bytes
@@ -268,13 +328,16 @@ def table(found: Sequence[Row]) -> str:
                 row.numbers.get("C5: rms", NONE),
                 *(row.properties.get(name, NONE) for name in INVARIANT),
                 f"**{', '.join(row.leaks)}**" if row.leaks else "no",
+                bits(row),
                 NONE
                 if size is None
                 else f"{size[0]:.4g}" + (f" + {size[1]:.4g}" if size[1] else ""),
-                work(recipe),
+                work(recipe, [TOKENS]),
+                of_errors(recipe),
                 row.errors.get("O", NONE),
                 row.errors.get("dQ", NONE),
-                NONE if row.loss is None else between(row.loss[1]),
+                NONE if row.loss is None else work(recipe, [row.loss.length], FORWARD),
+                NONE if row.loss is None else between(row.loss.difference),
             ]
         )
     return text
@@ -302,14 +365,6 @@ def training(found: Sequence[Row], base: Row | None) -> str:
         text += f" Among those in low precision the least error of O is that of {best.name}, {told(best, base)}."
         if small is not best:
             text += f" The fewest bytes are kept by {small.name}, {told(small, base)}."
-        rest = [row for row in measured if row not in (best, small)]
-        rest = sorted(rest, key=lambda row: row.error("O"))
-        if rest:
-            text += (
-                " Between them, or behind: "
-                + "; ".join(f"{row.name}, {told(row, base)}" for row in rest)
-                + "."
-            )
     missing = [row.name for row in found if row.recipe.has_backward and not row.known]
     if missing:
         text += (
@@ -321,10 +376,21 @@ def training(found: Sequence[Row], base: Row | None) -> str:
 def told(row: Row, base: Row | None) -> str:
     """What a recipe costs, in words."""
     error, gradient = row.error("O"), row.error("dQ")
+    guarded = row.bytes is not None and bool(row.bytes[1])
     parts = [f"error of O {error:.2g}" if error is not None else ""]
     parts += [f"of dQ {gradient:.2g}" if gradient is not None else ""]
-    guarded = row.bytes is not None and row.bytes[1]
-    parts.append(f"{work(row.recipe)} of the work in bfloat16" if guarded else "")
+    if guarded and (error is not None or gradient is not None):
+        here, both = (work(row.recipe, error_lengths(), x) for x in (FORWARD, BOTH))
+        parts.append(f"both with {here} of the forward's work and {both} of all in bfloat16")
+    if row.loss is not None:
+        here = work(row.recipe, [row.loss.length], FORWARD)
+        there = f" with {here} of the forward's work in bfloat16" if guarded else ""
+        parts.append(f"loss {between(row.loss.difference)}{there}")
+    if guarded:
+        there = work(row.recipe, [TOKENS])
+        parts.append(
+            f"at {TOKENS} tokens only {there} of all work, and error and loss were not measured there"
+        )
     if row.bytes is not None:
         share = (
             f" ({row.all_bytes / base.all_bytes:.2f} of {base.name})"
@@ -332,9 +398,38 @@ def told(row: Row, base: Row | None) -> str:
             else ""
         )
         parts.append(f"{row.all_bytes:.4g} bytes{share}")
-    if row.loss is not None:
-        parts.append(f"loss {between(row.loss[1])}")
     return ", ".join(part for part in parts if part)
+
+
+def use(row: Row) -> str:
+    """What a recipe is for, by what is known of it."""
+    moves = [name for name in INVARIANT if row.properties.get(name) == BROKEN]
+    if row.leaks:
+        return f"**not where leaks matter** (it leaks: {', '.join(row.leaks)})"
+    if not row.recipe.has_backward:
+        return "**forward alone**"
+    if row.broken or moves:
+        return f"**with care**, broken: {listed([*row.broken, *moves])}"
+    if not row.known:
+        return "**not judged**, its consistency was not measured"
+    return "**to train with**" + ("" if row.quantizes else ", as the base line")
+
+
+def firm(recipe: Recipe) -> float:
+    """The share of a recipe's steps that are specified, measured, read or derived."""
+    labels = (Evidence.SPECIFIED, Evidence.MEASURED, Evidence.SOURCE, Evidence.DERIVED)
+    return sum(step.evidence in labels for step in recipe.steps.values()) / len(recipe.steps)
+
+
+def each(found: Sequence[Row], base: Row | None) -> str:
+    """A line a recipe: what for, what it costs, how sure."""
+    lines = []
+    for row in sorted(found, key=lambda row: (bool(row.leaks), not row.sound, row.name)):
+        cost = told(row, base)
+        text = f"- {row.name}: {use(row)}. {cost[:1].upper()}{cost[1:]}{'.' if cost else ''}"
+        text += f" {firm(row.recipe):.0%} of its steps are firm."
+        lines.append(wrapped(" ".join(text.split()), indent="  "))
+    return "\n".join(lines)
 
 
 def leaking(found: Sequence[Row]) -> str:
@@ -372,17 +467,19 @@ def inference(found: Sequence[Row]) -> str:
 
 def losses(found: Sequence[Row]) -> str:
     """What a real model says."""
-    some = sorted((row for row in found if row.loss), key=lambda row: row.loss[1]["mean"])
+    some = sorted((row for row in found if row.loss), key=lambda row: row.loss.difference["mean"])
     if not some:
         return ""
-    devices = listed(dict.fromkeys(row.loss[0] for row in some))
-    apart = [row for row in some if not row.loss[1]["low"] <= 0 <= row.loss[1]["high"]]
+    devices = listed(dict.fromkeys(row.loss.device for row in some))
+    apart = [
+        row for row in some if not row.loss.difference["low"] <= 0 <= row.loss.difference["high"]
+    ]
     same = listed(row.name for row in some if row not in apart) or "none"
     text = f"**A real model** ({devices}), {len(some)} recipes: not told from float32 attention by this text, since the"
     text += f" interval of the loss holds 0: {same}."
     if apart:
-        most = apart[-1] if apart[-1].loss[1]["mean"] > 0 else apart[0]
-        text += f" Furthest from it is {most.name}, {between(most.loss[1])} nats."
+        most = apart[-1] if apart[-1].loss.difference["mean"] > 0 else apart[0]
+        text += f" Furthest from it is {most.name}, {between(most.loss.difference)} nats."
     return text
 
 
@@ -390,19 +487,14 @@ def sure(found: Sequence[Row]) -> str:
     """How far all of this can be trusted."""
     labels = [row.recipe.label for row in found]
     each = listed(f"{labels.count(label)} {label}" for label in Evidence if label in labels)
-    firm = (Evidence.SPECIFIED, Evidence.MEASURED, Evidence.SOURCE, Evidence.DERIVED)
-    shares = {
-        row.name: sum(step.evidence in firm for step in row.recipe.steps.values())
-        / len(row.recipe.steps)
-        for row in found
-    }
+    shares = {row.name: firm(row.recipe) for row in found}
     best, worst = max(shares, key=shares.get), min(shares, key=shares.get)
     return (
-        f"**How sure**: by its weakest step every recipe has one label: {each}. By steps, what is specified, measured,"
-        f" read or derived is from {shares[worst]:.0%} ({worst}) to {shares[best]:.0%} ({best}). Leaks and consistency"
-        " follow from a recipe's data and are proved or checked bit for bit; errors and losses are those of the"
-        " simulator, on one layer and one small model. No recipe was run on a Blackwell GPU: what a device would refute"
-        " is in [evidence.md](evidence.md)."
+        f"**How sure**: by its weakest step every recipe has one label: {each}. By steps, what is firm (specified,"
+        f" measured, read or derived) is from {shares[worst]:.0%} ({worst}) to {shares[best]:.0%} ({best}). Leaks and"
+        " consistency follow from a recipe's data and are proved or checked bit for bit; errors and losses are those of"
+        " the simulator, on one layer and one small model. No recipe was run on a Blackwell GPU: what a device would"
+        " refute is in [evidence.md](evidence.md)."
     )
 
 
@@ -411,18 +503,22 @@ def page(found: Sequence[Row]) -> str:
     base = next((row for row in found if not row.quantizes and row.recipe.has_backward), None)
     parts = (training(found, base), leaking(found), inference(found), losses(found), sure(found))
     advice = "\n\n".join(wrapped(part) for part in parts if part)
+    advice += f"\n\n### Recipe by recipe\n\n{each(found, base)}"
+    errors = listed(str(length) for length in error_lengths())
+    lengths = dict.fromkeys(str(row.loss.length) for row in found if row.loss is not None)
+    columns = COLUMNS.format(errors=errors, loss=listed(lengths) if lengths else "no")
     text = f"{HEAD}## Which to use, what it costs, how sure we are\n\n{advice}\n\n"
-    return f"{text}## All recipes\n\n{table(found)}{COLUMNS}"
+    return f"{text}## All recipes\n\n{table(found)}{columns}"
 
 
-def wrapped(text: str, width: int = 120) -> str:
-    """A paragraph in lines. Words keep together what is in back quotes."""
+def wrapped(text: str, width: int = 120, indent: str = "") -> str:
+    """A paragraph in lines, all but the first indented. Words keep together what is in back quotes."""
     lines = [""]
     for word in text.split(" "):
         if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
-            lines.append(word)
+            lines.append(indent + word)
         else:
-            lines[-1] = f"{lines[-1]} {word}".lstrip()
+            lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
     return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from flamia_ref.attention import RECIPES  # noqa: E402
+from flamia_ref.attention import RECIPES, safeguards  # noqa: E402
 
 PAGE = ROOT / "docs" / "quality.md"
 EVIDENCE = ROOT / "docs" / "evidence"
@@ -37,7 +37,15 @@ Losses are means of -log p of the next token, in nats. Brackets: {level:.0%} int
 whole documents. *From float32*: the difference from float32 attention, document by document; an interval that holds 0
 means that this text does not tell the two apart. A difference d makes the perplexity exp(d) times as large: 0.01 nats
 are 1%.
+
+*Work in bf16*: the share of multiply-accumulates that leaves low precision in documents of this length, of the forward
+beside losses, of both passes beside gradients. Of a recipe with guarded blocks, which are those on the diagonal, it
+falls as documents grow, and what it loses in longer ones was not measured here:
+{guarded}.
 """
+
+LONG = 8192
+FORWARD, BOTH = ("s", "o"), ("s", "o", "dp", "dv", "dq", "dk")
 
 BASE = """
 `{reference}` is this example's own attention through the same adapter as recipes. Against transformers' own, of any
@@ -82,6 +90,66 @@ def seconds(one: Mapping[str, Any]) -> tuple[str, str]:
     return f"{one['seconds']:.0f}", f"{one['cpu_seconds']:.0f}"
 
 
+def share(name: str, length: int, products: Iterable[str]) -> float | None:
+    """The share of the multiply-accumulates of some products that is in high precision, in a causal document; None for
+    what is no recipe of the registry. All products are of equal size: heads have as many channels in v as in q."""
+    if name not in RECIPES:
+        return None
+    shares = [
+        one.high_precision
+        for one in safeguards(RECIPES[name], lengths=[length])
+        if one.use.split(".")[0] in products
+    ]
+    return float(sum(shares) / len(shares))
+
+
+def work(name: str, length: int, products: Iterable[str]) -> str:
+    """The cell of that share."""
+    found = share(name, length, products)
+    return "-" if found is None else percent(found)
+
+
+def percent(found: float) -> str:
+    """A share, to two digits where it is small."""
+    return f"{100 * found:.0f}%" if found == 0 or found >= 0.1 else f"{100 * found:.2g}%"
+
+
+def guarded(length: int) -> str:
+    """The recipes whose share depends on the length, with those of the forward."""
+    found = []
+    for name in RECIPES:
+        here, there = (share(name, tokens, FORWARD) for tokens in (length, LONG))
+        if here != there:
+            found.append(
+                f"{percent(here)} of the forward of `{name}` at {length} tokens, {percent(there)} at {LONG}"
+            )
+    return "; ".join(found) or "there is none"
+
+
+def missing(names: Iterable[str], what: str, device: str) -> Iterator[str]:
+    """Which recipes were not run, and what runs them."""
+    names = list(names)
+    if names:
+        where = "cpu" if device.startswith("CPU") else "cuda"
+        command = f"python -m examples.smollm2 {what} --device {where} --missing --json FILE"
+        yield f"\nNot run on this device, so not in the table: {listed(names)}.\n"
+        yield f"`{command}` adds them to the results.\n"
+
+
+def without_gradients(attentions: Mapping[str, Any], device: str) -> Iterator[str]:
+    """Which recipes have no row among gradients, and why."""
+    alone = [name for name, recipe in RECIPES.items() if not recipe.has_backward]
+    alone += [name for name, one in in_order(attentions) if "left_out" in one and name not in alone]
+    yield f"\nForward only, so without gradients: {listed(alone)}.\n"
+    rest = (name for name in RECIPES if name not in (*attentions, *alone))
+    yield from missing(rest, "gradients", device)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in a sentence."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
 def in_order(attentions: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The entries: the reference, transformers' own, the recipes by the registry, then recipes of files."""
     first = (REFERENCE, *BASE_LINES, *RECIPES)
@@ -90,17 +158,19 @@ def in_order(attentions: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from ((name, one) for name, one in attentions.items() if name not in first)
 
 
-def loss_rows(attentions: Mapping[str, Any]) -> Iterator[str]:
+def loss_rows(attentions: Mapping[str, Any], length: int) -> Iterator[str]:
     """A row for each attention with its loss."""
-    yield head(["attention", "loss", "perplexity", "from float32", "seconds", "CPU seconds"])
+    times = ("seconds", "CPU seconds")
+    yield head(["attention", "loss", "perplexity", "from float32", "work in bf16", *times])
     for name, one in in_order(attentions):
+        used = work(name, length, FORWARD)
         if "nll" not in one:
-            missing = f"NaN or infinite in {one['documents_without_a_loss']} documents"
-            yield row([f"`{name}`", missing, "-", "-", *seconds(one)])
+            lost = f"NaN or infinite in {one['documents_without_a_loss']} documents"
+            yield row([f"`{name}`", lost, "-", "-", used, *seconds(one)])
             continue
         from_reference = "-" if name == REFERENCE else between(one["difference"], 5, "+")
         loss, perplexity = between(one["nll"], 4), f"{one['perplexity']:.3f}"
-        yield row([f"`{name}`", loss, perplexity, from_reference, *seconds(one)])
+        yield row([f"`{name}`", loss, perplexity, from_reference, used, *seconds(one)])
 
 
 def base_lines(attentions: Mapping[str, Any]) -> Iterator[str]:
@@ -120,15 +190,15 @@ def base_lines(attentions: Mapping[str, Any]) -> Iterator[str]:
         yield f"- `{name}`: {f'{most:.1g}' if most >= 1e-6 else 'less than 1e-06'} nats\n"
 
 
-def gradient_rows(attentions: Mapping[str, Any]) -> Iterator[str]:
+def gradient_rows(attentions: Mapping[str, Any], length: int) -> Iterator[str]:
     """A row for each attention with the relative errors of its gradients."""
     names = (*INPUTS, *WEIGHTS)
-    yield head(["attention", *names, "embedding", "all", "seconds", "CPU seconds"])
+    yield head(["attention", *names, "embedding", "all", "work in bf16", "seconds", "CPU seconds"])
     for name, groups, one in compared(attentions):
         cells = [middle_and_most(groups.get(group)) for group in names]
         for group in ("embedding", "all parameters"):
             cells.append(f"{groups[group]['relative'][0]:.2g}")
-        yield row([f"`{name}`", *cells, *seconds(one)])
+        yield row([f"`{name}`", *cells, work(name, length, BOTH), *seconds(one)])
 
 
 def cosine_rows(attentions: Mapping[str, Any]) -> Iterator[str]:
@@ -181,24 +251,27 @@ def section(data: Mapping[str, Any]) -> Iterator[str]:
             "Seconds are of one run, compiling included; CPU seconds those of all cores together, which others that use"
             " the machine make no longer.\n\n"
         )
-        yield from loss_rows(loss["attentions"])
+        yield from loss_rows(loss["attentions"], documents["length"])
+        rest = (name for name in RECIPES if name not in loss["attentions"])
+        yield from missing(rest, "perplexity", data["device"])
         if all(name in loss["attentions"] for name in BASE_LINES):
             yield from base_lines(loss["attentions"])
     if step is not None:
         yield GRADIENTS.format(**step["documents"])
-        yield from gradient_rows(step["attentions"])
+        yield from gradient_rows(step["attentions"], step["documents"]["length"])
         yield COSINES
         yield from cosine_rows(step["attentions"])
-        left = [name for name, one in in_order(step["attentions"]) if "left_out" in one]
-        if left:
-            yield f"\nForward only, so without gradients: {', '.join(f'`{name}`' for name in left)}.\n"
+        yield from without_gradients(step["attentions"], data["device"])
+    else:
+        yield "\n### Gradients of one step\n\nNot run on this device.\n"
 
 
 def page(results: Iterable[Mapping[str, Any]]) -> str:
     """The whole page."""
     results = list(results)
-    level = next(one["perplexity"]["intervals"]["level"] for one in results if "perplexity" in one)
-    return HEAD.format(level=level) + "".join(part for one in results for part in section(one))
+    first = next(one["perplexity"] for one in results if "perplexity" in one)
+    about = {"level": first["intervals"]["level"], "guarded": guarded(first["documents"]["length"])}
+    return HEAD.format(**about) + "".join(part for one in results for part in section(one))
 
 
 def read() -> list[dict[str, Any]]:

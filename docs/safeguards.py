@@ -27,7 +27,10 @@ def choices(point: StudyPoint) -> str:
         if choice is not Alternative.AS_IS:
             kinds.setdefault(str(choice), []).append(group)
     text = "; ".join(f"{', '.join(groups)}: {kind}" for kind, groups in kinds.items())
-    names = ", ".join(f"`{name}`" for name in point.names)
+    names = ", ".join(
+        f"`{name}`" + title[len(name) :]
+        for name, title in zip(point.names, point.titles, strict=True)
+    )
     return f"{text or 'as it is'}{f' ({names})' if names else ''}"
 
 
@@ -39,7 +42,7 @@ def rows(study: SafeguardsStudy) -> Iterator[tuple[str, ...]]:
         *ERRORS.values(),
         "all",
         *(f"work at {length}" for length in study.at),
-        "bytes",
+        "bytes kept",
     )
     yield ("---",) * (len(ERRORS) + len(study.at) + 4)
     named = [point for point in study.points[1:] if point.names and not point.front]

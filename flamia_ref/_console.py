@@ -156,15 +156,20 @@ def bar() -> Iterator[Callable[[int, int, str], None] | None]:
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield progress()
         return
-    start = time.monotonic()
-    drawn = False
+    start = phase = time.monotonic()
+    drawn, last = False, (0, 0)
 
     def report(done: int, total: int, name: str) -> None:
-        nonlocal drawn
-        seconds = time.monotonic() - start
-        if seconds > _PROGRESS_AFTER:
+        nonlocal drawn, phase, last
+        now = time.monotonic()
+        if total != last[1] or done < last[0]:
+            phase = (
+                now  # of another count: what came before says nothing of how long this one takes
+            )
+        last = (done, total)
+        if now - start > _PROGRESS_AFTER:
             drawn = True
-            text = _bar(done, total, seconds, name)[: max(20, _columns() - 1)]
+            text = _bar(done, total, now - phase, name)[: max(20, _columns() - 1)]
             print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
 
     try:

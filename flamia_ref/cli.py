@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parsed = _parser().parse_args(arguments)
         if parsed.json not in (None, "-"):
-            _console.require_writable(parsed.json)
+            _console.require_new(parsed.json, force=parsed.force or parsed.replaces_reports)
         result: Result = parsed.run(parsed)
         code, text, document = result
         if parsed.json not in (None, "-"):
@@ -94,7 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--picture", metavar="FILE", help="also draw which outputs moved, as a PNG file"
     )
-    demo.add_argument("--force", action="store_true", help="replace an existing picture")
+    demo.add_argument(
+        "--force", action="store_true", help="replace an existing picture, and file of --json"
+    )
     demo.epilog = (
         "Exit status: 0 all came out as known, which is that cudnn-mxfp8 leaks and the others do not; 1 another recipe"
         " leaked, or that one did not; 2 bad usage, or a control failed, so that a run proves nothing."
@@ -253,12 +255,19 @@ def _command(
     group: Any, name: str, summary: str, run: Callable[..., Any], more: str | None = None
 ) -> Any:
     command = group.add_parser(
-        name, help=summary, description=summary, epilog=more, allow_abbrev=False
+        name,
+        help=summary,
+        description=summary,
+        epilog=more,
+        allow_abbrev=False,
+        # A command with more files has a --force that says which.
+        conflict_handler="resolve",
     )
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, replaces_reports=False)
     command.add_argument(
         "--json", metavar="FILE", nargs="?", const="-", help="give JSON, in a file or as the output"
     )
+    command.add_argument("--force", action="store_true", help="replace an existing file of --json")
     return command
 
 

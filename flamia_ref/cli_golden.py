@@ -41,7 +41,8 @@ def add_commands(command: Callable[..., Any], recipe: "Callable[[str], Recipe]")
             return run(options)
 
         made = command(name, summary, checked, more)
-        made.set_defaults(read_recipe=recipe)
+        # `_require_reports` lets a report of ours be replaced by another.
+        made.set_defaults(read_recipe=recipe, replaces_reports=True)
         made.add_argument("--force", action="store_true", help="replace what exists")
         return made
 

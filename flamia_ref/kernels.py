@@ -20,6 +20,8 @@ A kernel is a callable::
   float32. "lse" is float32. Nothing is float64: its bits are those of no kernel, and a change that
   rounding to float32 takes away would count. A kernel that computes in float64 rounds what it
   returns, `x.astype(numpy.float32)`.
+- Where a recipe has no backward `dout` is not given, and gradients that come all the same are not compared: the
+  report names them. Where it smooths the keys, its lse is that of the smoothed scores, and "lse" need not be there.
 - `extra` are keywords that only a kernel gets whose parameters name them, or which takes
   ``**extra``: `recipe` (the name), `recipe_json` (the recipe in full), `trace` (names of stages).
 - Some cases have more: other keys than queries, `cu_seqlens_k` int32 [documents + 1], and where the

@@ -15,10 +15,11 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 
 from examples.smollm2 import attentions, intervals, sources, texts
 from examples.smollm2.results import Results, setup
+from flamia_ref import _console
 from flamia_ref._errors import line
 
 NAME = "python -m examples.smollm2"
-REQUIREMENTS = "examples/smollm2/requirements.txt"
+INSTALL = "pip install '.[jax]' -r examples/smollm2/requirements.txt"
 TOKENS = {"cpu": 5000, "cuda": 50_000}
 STEP_TOKENS = {"cpu": 1000, "cuda": 4000}
 FORWARD_ONLY = "left out, it has no backward"
@@ -37,12 +38,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.run(options)
     except ImportError as error:
-        _say(f"{error}; pip install -r {REQUIREMENTS}")
+        _say(f"{error}; {INSTALL}")
         return 2
-    except (ValueError, TypeError, OSError, MemoryError) as error:
+    except OSError as error:
+        _say(_told(error))
+        return 2
+    except (ValueError, TypeError, MemoryError) as error:
         _say(str(error) or type(error).__name__)
         return 2
     return 0
+
+
+def _told(error: OSError) -> str:
+    """What the system refused, without its number."""
+    if error.strerror is None:
+        return str(error) or type(error).__name__
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return f"cannot use {' and '.join(names) or 'a file'}: {error.strerror}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,6 +122,7 @@ class _Work:
         self.chosen = attentions.chosen(options.recipe)
         archive = sources.located(sources.TEXT, options.folder)
         sources.located(sources.WEIGHTS, options.folder)
+        _now("importing torch and transformers")
         import torch
 
         if options.device == "cuda" and not torch.cuda.is_available():
@@ -118,6 +131,7 @@ class _Work:
 
         self.results = Results(options.json, setup(options.device))
         tokens = options.tokens or options.tokens_of[options.device]
+        _now("reading the text")
         self.documents = texts.documents(
             archive,
             model.tokenizer(options.folder),
@@ -133,6 +147,7 @@ class _Work:
             self.chosen = {
                 name: how for name, how in self.chosen.items() if name not in self.entries
             }
+        _now("loading the model")
         self.model = model.model(options.folder, options.device)
         _say(f"{len(self.documents)} documents of {options.length} tokens")
 
@@ -152,7 +167,10 @@ def _perplexity(options: argparse.Namespace) -> None:
     if attentions.FLOAT32 not in work.entries:
         order = {attentions.FLOAT32: attentions.FLOAT32} | order
     for name, how in order.items():
-        entry = perplexity.measured(work.model, work.documents, how, options.device)
+        with _console.bar() as report:
+            entry = perplexity.measured(
+                work.model, work.documents, how, options.device, _named(report, name)
+            )
         reference = entry if name == attentions.FLOAT32 else work.entries[attentions.FLOAT32]
         work.add(name, name, entry | intervals.summary(entry, reference))
         print(_loss_line(name, work.entries[name]), flush=True)
@@ -174,9 +192,13 @@ def _gradients(options: argparse.Namespace) -> None:
     from examples.smollm2 import comparison, gradients
     from flamia_ref.attention import Recipe
 
-    reference, figures = gradients.step(
-        work.model, work.documents, attentions.FLOAT32, options.device
-    )
+    def step(name: str, how: Any) -> Any:
+        with _console.bar() as report:
+            return gradients.step(
+                work.model, work.documents, how, options.device, _named(report, name)
+            )
+
+    reference, figures = step(attentions.FLOAT32, attentions.FLOAT32)
     work.add(attentions.FLOAT32, attentions.FLOAT32, figures)
     for name, how in work.chosen.items():
         if name == attentions.FLOAT32:
@@ -185,7 +207,7 @@ def _gradients(options: argparse.Namespace) -> None:
             print(f"{name:<26} {FORWARD_ONLY}")
             work.add(name, name, {"left_out": FORWARD_ONLY})
             continue
-        found, figures = gradients.step(work.model, work.documents, how, options.device)
+        found, figures = step(name, how)
         groups = comparison.compared(found, reference)
         work.add(name, name, figures | {"groups": groups})
         whole = groups["all parameters"]
@@ -194,6 +216,17 @@ def _gradients(options: argparse.Namespace) -> None:
             f" cosine {whole['cosine'][0]:.6f}  {figures['seconds']:.0f} s",
             flush=True,
         )
+
+
+def _named(report: Any, name: str) -> Any:
+    """A reporter of the work of one attention, None where there is nobody to report to."""
+    return report and (lambda done, total, what: report(done, total, f"{name}, {what}"))
+
+
+def _now(doing: str) -> None:
+    """Say what takes a while, to somebody who waits at a terminal."""
+    if sys.stderr.isatty():
+        _say(doing)
 
 
 def _say(message: str) -> None:

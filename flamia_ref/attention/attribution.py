@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flamia_ref.attention import exact
+from flamia_ref.attention import error_sums, exact
 from flamia_ref.attention.inputs import Shape
 from flamia_ref.attention.parts import Values
 from flamia_ref.attention.product import Use
@@ -31,6 +31,7 @@ class Attribution:
     being the values before it, with nothing else rounded. A use is quantized as it is in the recipe: with the scales
     that it takes over, its own second rounding where it is promoted, and what it takes in guarded blocks. Everything is
     a Euclidean norm relative to that of float64 attention. Norms of errors that are independent add up in squares.
+    Where elements of a result are lost, NaN or infinite in place of a number, its norm is infinite, and its slope NaN.
 
     Attributes:
         uses: the uses, in the order of the dataflow.
@@ -72,6 +73,14 @@ class Attribution:
             ("simulator", self.total),
         ):
             lines.append(f"{title:<20}" + "".join(f"{figures[name]:>20.3g}" for name in names))
+        norms = [*self.total.values(), *self.quantizers.values()]
+        norms += [
+            x for by in (self.only, self.without) for one in by.values() for x in one.values()
+        ]
+        if np.inf in norms:
+            lines.append(
+                "inf: elements of that result are lost, NaN or infinite in place of a number"
+            )
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,9 +156,7 @@ def measured(
             wanted = reference[name]
             only[name][str(use)] = relative(alone[name], wanted, wanted)
             without[name][str(use)] = relative(others[name], wanted, wanted)
-            slope[name][str(use)] = float(
-                ((alone[name] - wanted) * wanted).sum() / (wanted * wanted).sum()
-            )
+            slope[name][str(use)] = sloping(alone[name], wanted)
     return Attribution(
         uses=tuple(map(str, uses)),
         only=_kept(only),
@@ -168,9 +175,23 @@ def measured(
 
 
 def relative(x: Values, y: Values, of: Values) -> float:
-    """|x - y| / |of|, Euclidean norms."""
+    """|x - y| / |of|, Euclidean norms: 0 where both are 0, infinite where `of` alone is or elements of x or y are lost,
+    NaN where there are no elements."""
+    counts = np.isfinite(of)
+    if error_sums.lost(x, of).any() or error_sums.lost(y, of).any():
+        return np.inf
     with np.errstate(all="ignore"):
-        return float(np.sqrt(((x - y) ** 2).sum() / (of * of).sum()))
+        noise, signal = ((x - y)[counts] ** 2).sum(), (of[counts] ** 2).sum()
+        return 0.0 if counts.any() and noise == signal == 0 else float(np.sqrt(noise / signal))
+
+
+def sloping(found: Values, reference: Values) -> float:
+    """<e, r> / <r, r>; NaN where r is 0 or elements are lost."""
+    if error_sums.lost(found, reference).any():
+        return np.nan
+    with np.errstate(all="ignore"):
+        error = found - reference
+        return float((error * reference).sum() / (reference * reference).sum())
 
 
 def _kept(figures: dict[str, dict[str, float]]) -> Figures:

@@ -11,6 +11,7 @@ from flamia_ref import _backend
 from flamia_ref._backend import Array
 from flamia_ref.attention.backward_pass import backward
 from flamia_ref.attention.forward_pass import forward
+from flamia_ref.attention.inputs import chosen_recipe
 from flamia_ref.attention.recipe import Recipe
 from flamia_ref.attention.results import Forward
 
@@ -65,6 +66,9 @@ def attention(
         return _cast(run(q, k, v, sink).out, q.dtype)
 
     def out_forward(q: Array, k: Array, v: Array, sink: Array | None) -> tuple[Array, Any]:
+        _ = chosen_recipe(
+            recipe
+        ).backward  # one without a backward is refused before its forward is computed
         result = run(q, k, v, sink)
         return _cast(result.out, q.dtype), (q, k, v, result)
 

@@ -188,6 +188,12 @@ class Recipe(Data):
         return self.gradient is not None
 
     @property
+    def lse_of_smoothed_scores(self) -> bool:
+        """Whether lse is that of the smoothed scores, of k less its document's mean: no output that users know, which
+        kernels need not return."""
+        return self.s.right.smoothing != "none"
+
+    @property
     def backward(self) -> BackwardParts:
         """The parts of the backward; ValueError for a recipe without one."""
         dp, dv, dq, dk, gradient = self.dp, self.dv, self.dq, self.dk, self.gradient

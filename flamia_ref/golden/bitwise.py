@@ -20,7 +20,7 @@ Integers = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
 
 # What a tensor may be given as. float32 for bfloat16 must hold bfloat16 values, or it differs.
-_ACCEPTED = {
+ACCEPTED = {
     View.F4_E2M1: ("U8", "F4_E2M1"),
     View.F8_E4M3: ("U8", "F8_E4M3"),
     View.F8_E8M0: ("U8", "F8_E8M0"),
@@ -76,8 +76,8 @@ class Aligned:
 def align(place: Place, expected: Tensor, given: Stored) -> Aligned | tuple[Status, str]:
     """Bring a given tensor to the bits of the expected one, or say why it cannot be compared."""
     view = place.stage.view
-    if given.dtype not in _ACCEPTED[view]:
-        return Status.DTYPE, f"given as {given.dtype}, accepted: {', '.join(_ACCEPTED[view])}"
+    if given.dtype not in ACCEPTED[view]:
+        return Status.DTYPE, f"given as {given.dtype}, accepted: {', '.join(ACCEPTED[view])}"
     if given.array.shape != place.shape:
         axes = ", ".join(place.stage.axes)
         moved = _axes_moved(expected, given.array)

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import platform
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from flamia_ref.golden import spread, twins, verdicts
 from flamia_ref.golden.actual import Given, Results, cases_of, from_arrays, from_kernel, from_path
 from flamia_ref.golden.bitwise import Aligned, align
 from flamia_ref.golden.calls import has_backward
-from flamia_ref.golden.dataflow import OUTPUTS, visible_pairs
+from flamia_ref.golden.dataflow import OUTPUTS, is_gradient, visible_pairs
 from flamia_ref.golden.diagnosis import difference
 from flamia_ref.golden.expectations import chosen
 from flamia_ref.golden.explanation import lineage
@@ -32,6 +32,10 @@ from flamia_ref.report.model import CaseResult, Diagnosis, Difference, Report, S
 
 Progress = Callable[[int, int, str], None]  # cases done, cases in all, the name of the next one
 _FORWARD_ONLY = "forward only: nothing of the backward was given"
+_NO_BACKWARD = "forward alone: this recipe has no backward"
+_SMOOTHED = (
+    "lse not given: this recipe's is that of the smoothed scores, which a kernel need not return"
+)
 _FLOATS = (View.F32, View.BF16)
 
 Actual = str | os.PathLike[str] | Callable[..., Any] | Mapping[str, Mapping[str, Any]] | Pack | Case
@@ -55,7 +59,9 @@ def check(
     order of the dataflow: operands bit for bit, and what a recipe leaves an order of additions open in
     by its envelope (`flamia_ref.golden.envelope`), given the stages before it. A case passes where all
     of them do and out and lse are among them; nothing else passes. A kernel need not have a backward:
-    the report says where nothing of it, or not all of it, was given.
+    the report says where nothing of it, or not all of it, was given. Where the recipe has none, the report
+    says so, and gradients that a kernel gives all the same are named there and not compared. Of a recipe that
+    smooths the keys lse need not be given: its lse is that of the smoothed scores, which its kernels do not return.
 
     `cases` are names or patterns such as "poison.*", all by default. `repeats`: how often a kernel is
     called on each case; results that differ are no results. `diagnose`: whether known mistakes are tried
@@ -101,7 +107,7 @@ def check(
             )
         compared.append(_with_command(found, pack, results.subject, instruction))
         if given is not None:
-            kept[case.name] = _outputs(given)
+            kept[case.name] = _outputs(case, given)
     if failures and not any(one.status is not Status.FAILED for one in compared):
         raise failures[0]
     compared = _with_leaks(results.cases, compared, kept)
@@ -121,7 +127,13 @@ def check(
         evidence={name: str(recipe.evidence) for name, recipe in recipes.items()},
         environment={"python": platform.python_version(), "numpy": np.__version__},
         cases=tuple(compared),
-        notes=(*left_out, *results.notes, *by_instruction, *provenance(numerics_version, recipes)),
+        notes=(
+            *left_out,
+            *results.notes,
+            *by_instruction,
+            *_without_backward(results.cases),
+            *provenance(numerics_version, recipes),
+        ),
     )
 
 
@@ -199,13 +211,17 @@ def _compared(
         if name in given
     ]
     departed = next((one for one in compared if one.status is not Status.PASS), None)
-    compared += [_unknown(name, case) for name in sorted(set(given) - set(case.places))]
+    unknown = sorted(set(given) - set(case.places))
+    compared += [_unknown(name, case) for name in unknown if not _beside(name, case)]
+    left = [name for name in results.owed if name not in given]
     compared += [
         TensorResult(name=name, stage=name, status=Status.MISSING, note="every kernel gives it")
-        for name in results.owed
-        if name not in given
+        for name in left
+        if not _of_smoothed(name, case)
     ]
-    compared += [_unsteady(case, name, count) for name, count in unsteady.items()]
+    compared += [
+        _unsteady(case, name, count) for name, count in unsteady.items() if not _beside(name, case)
+    ]
     whole = _whole(case, given) | handed
     diagnoses: tuple[Diagnosis, ...] = ()
     if diagnose and departed is not None and departed.name in aligned:
@@ -219,7 +235,7 @@ def _compared(
         suspects=() if departed is None else case.recipe.dataflow.suspects(departed.stage, whole),
         consistent=_consistent(case, aligned, judged, instruction),
         diagnoses=diagnoses,
-        note=_FORWARD_ONLY if has_backward(case) and not _has_backward(case, given) else "",
+        note="; ".join(_notes(case, given, unknown, left)),
         **known,
     )
 
@@ -296,8 +312,9 @@ def _unsteady(case: Case, name: str, count: int) -> TensorResult:
     )
 
 
-def _outputs(given: Given) -> Given:
-    return {name: given[name] for name in ("out", "lse", "dq", "dk", "dv") if name in given}
+def _outputs(case: Case, given: Given) -> Given:
+    names = ("out", "lse", "dq", "dk", "dv")
+    return {name: given[name] for name in names if name in given and not _beside(name, case)}
 
 
 def _with_leaks(
@@ -365,6 +382,36 @@ def _whole(case: Case, given: Given) -> frozenset[str]:
 def _has_backward(case: Case, given: Given) -> bool:
     """Return whether anything of the backward was given."""
     return any(name in case.places and case.places[name].stage.backward for name in given)
+
+
+def _beside(name: str, case: Case) -> bool:
+    """Whether a result is a gradient beside a recipe that has none: there is nothing to compare it with."""
+    return is_gradient(name) and not has_backward(case)
+
+
+def _of_smoothed(name: str, case: Case) -> bool:
+    """Whether an output is the lse of smoothed scores, which a kernel need not give."""
+    return name == "lse" and case.recipe.lse_of_smoothed_scores
+
+
+def _notes(case: Case, given: Given, unknown: Sequence[str], left: Sequence[str]) -> Iterator[str]:
+    """What there is to say of what a case passes without. `unknown`: given, and no tensors of the case; `left`:
+    outputs that were not given."""
+    if not has_backward(case):
+        yield _NO_BACKWARD
+    elif not _has_backward(case, given):
+        yield _FORWARD_ONLY
+    beside = [name for name in unknown if _beside(name, case)]
+    if beside:
+        yield f"given and not compared: {', '.join(beside)}"
+    if any(_of_smoothed(name, case) for name in left):
+        yield _SMOOTHED
+
+
+def _without_backward(cases: Sequence[Case]) -> tuple[str, ...]:
+    """The note on recipes without a backward, beside the verdict."""
+    names = dict.fromkeys(case.entry.recipe for case in cases if not has_backward(case))
+    return tuple(f"{name}: {_NO_BACKWARD}, no gradient was checked" for name in names)
 
 
 def _not_given(case: Case, given: Given) -> tuple[str, ...]:

@@ -31,6 +31,12 @@ OUTPUTS = ("out", "lse")
 GRADIENTS = ("dq", "dk", "dv")
 """What a kernel that has a backward gives."""
 
+
+def is_gradient(name: str) -> bool:
+    """Whether a result has the name of a gradient, whatever the recipe."""
+    return name in (*GRADIENTS, "dsink")
+
+
 _PAIRS = ("heads", "queries", "keys")
 _ROWS = ("heads", "tokens")
 _QUERIES = ("tokens", "heads", "head_dim")

@@ -23,7 +23,7 @@ class RecipeEntry:
 
     `dataflow` says which tensors its cases have. `evidence` is the weakest label of its steps.
     `query_tile` and `key_tile` are the rows and the columns of a unit of work; both start at the
-    document.
+    document. `lse_of_smoothed_scores`: lse is an output that kernels need not give, see `Recipe`.
     """
 
     recipe: Mapping[str, Any] = field(hash=False)
@@ -31,6 +31,7 @@ class RecipeEntry:
     evidence: Evidence
     query_tile: int
     key_tile: int
+    lse_of_smoothed_scores: bool = False
 
     @classmethod
     def of(cls, recipe: "Recipe") -> "RecipeEntry":
@@ -61,6 +62,7 @@ class RecipeEntry:
             evidence=recipe.label,
             query_tile=recipe.tiles.query,
             key_tile=recipe.tiles.key,
+            lse_of_smoothed_scores=recipe.lse_of_smoothed_scores,
         )
 
 

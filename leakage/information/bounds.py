@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,8 @@ from flamia_ref.leakage.sharing.structures import Structure
 from flamia_ref.leakage.sharing.uses import UseIllegal, UseStructure
 
 _BLOCKS = 64  # of a sample of values
-_BY_QUERY = (Use.O_P, Use.DQ_DS)
+BY_QUERY = (Use.O_P, Use.DQ_DS)
+"""Uses of pairs whose rows are summed along keys."""
 
 Floats = NDArray[np.float32]
 
@@ -49,14 +50,16 @@ class UseBound:
         unbounded: why there is no bound, in words; None where there is one.
         scales: how many scales its rule can give a block; log2 of that bounds what all elements of one scale say
             together, of however many tokens.
+        row_scales: scales that illegal tokens can change, and that a row of an output takes elements of: of the blocks
+            that hold both legal tokens and illegal ones, at the longest document.
+        row: bits that all of those together can have, whatever the elements are: the bound of a row by this use.
         element_mean, element_most: bits of an element of the sample, over all scales that others can give its block,
             with the token's own elements there alone.
         element_any: bits of any element whatever: exact for bfloat16 elements, log2(scales) for others.
         growths: the same by how far the amax of whole blocks of the sample is raised.
-        token_scales: scales that a token's elements have, of the longest document.
-        token_elements: elements that a token has.
-        token_mean: bits that all elements of a token carry, of the sample: those of one scale are counted jointly.
-        token_any: bits that they can carry whatever they are: the bound per token.
+        source_elements: elements that one token has there, of the longest document.
+        source_mean: bits that the values of one token's elements have together, of the sample: those of one scale are
+            counted jointly. A row takes the elements of many tokens: this is no bound of a row.
     """
 
     use: Use
@@ -64,14 +67,14 @@ class UseBound:
     illegal: tuple[UseIllegal, ...]
     unbounded: str | None = None
     scales: int = 1
+    row_scales: int = 0
+    row: float = 0.0
     element_mean: float = 0.0
     element_most: float = 0.0
     element_any: float = 0.0
     growths: tuple[Growth, ...] = ()
-    token_scales: int = 0
-    token_elements: int = 0
-    token_mean: float = 0.0
-    token_any: float = 0.0
+    source_elements: int = 0
+    source_mean: float = 0.0
 
     @property
     def legal(self) -> bool:
@@ -83,23 +86,6 @@ class UseBound:
         """The severities of what is illegal."""
         found = {severity for one in self.illegal for severity in one.severities}
         return tuple(severity for severity in Severity if severity in found)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SeverityBound:
-    """What all uses together let through at most, of one severity.
-
-    Attributes:
-        severity: the severity.
-        uses: the uses by which it is there.
-        token: bits a token and head: the sum over these uses, each copy once; None where there is no bound.
-        unbounded: why there is none, in words.
-    """
-
-    severity: Severity
-    uses: tuple[Use, ...]
-    token: float | None
-    unbounded: str | None = None
 
 
 def use_bounds(
@@ -128,44 +114,6 @@ def use_bounds(
             continue
         found.append(_bound(structure, one, values, head_dim, longest, growths))
     return tuple(found)
-
-
-def severity_bounds(bounds: Iterable[UseBound], structure: Structure) -> tuple[SeverityBound, ...]:
-    """The bound of each severity: 0 where no use, and no knob, has it."""
-    bounds = tuple(bounds)
-    copies = {one.use: one.source for one in structure.uses}
-    found = []
-    for severity in Severity:
-        having = [one for one in bounds if severity in one.severities]
-        listed = {one.use for one in having}
-        token = math.fsum(one.token_any for one in having if copies.get(one.use) not in listed)
-        reason = _no_bound(structure, severity, having)
-        found.append(
-            SeverityBound(
-                severity=severity,
-                uses=tuple(one.use for one in having),
-                token=token if reason is None else None,
-                unbounded=reason,
-            )
-        )
-    return tuple(found)
-
-
-def _no_bound(structure: Structure, severity: Severity, having: Sequence[UseBound]) -> str | None:
-    """Why there is no bound of a severity."""
-    knobs = [
-        knob.knob
-        for knob in structure.knobs
-        if any(severity in one.severities for one in knob.illegal)
-    ]
-    if knobs:
-        return f"{', '.join(knobs)} lets values of masked tokens through"
-    without = [str(one.use) for one in having if one.unbounded]
-    if without:
-        return f"{', '.join(without)} has none"
-    if not having and any(severity in one.counts for one in structure.illegal):
-        return "it comes of more than one use together"
-    return None
 
 
 def sample(*, head_dim: int, seed: int) -> dict[str, Floats]:
@@ -200,40 +148,63 @@ def _bound(
         )
     )
     # Own elements of a token lie along channels; of a query along keys; of a key along queries.
-    across = rows if pairs and one.use not in _BY_QUERY else columns
+    across = rows if pairs and one.use not in BY_QUERY else columns
     matrix = values[tensor]
-    if pairs and one.use not in _BY_QUERY:
+    if pairs and one.use not in BY_QUERY:
         matrix = matrix.T
     own = _runs(matrix, across)
     amax = np.abs(own).max(axis=1).view(np.uint32)
     if sharing.previous:
         amax = np.zeros_like(amax)  # the scale is another block's, which own elements do not bound
-    scales = len(scale_reach.scales_of(block_format).codes)
     element = scale_reach.dequantized(own.view(np.uint32), block_format)
     reach = scale_reach.reachable(amax, block_format, None)
     bits = np.log2(scale_reach.counts(element, reach[:, None, :]))
     joint = np.log2(scale_reach.joint_counts(element, reach))
+    computed = pairs or (tensor == "do" and structure.coupling.lse_in_dout)
+    scales = scale_reach.scale_count(block_format, computed=computed, zero=sharing.previous)
     most = math.log2(scales)
-    if not pairs and not (tensor == "do" and structure.coupling.lse_in_dout):
+    if not computed:
         most = math.log2(scale_reach.most_values(block_format, sharing.previous))
     elements = longest if pairs else head_dim
-    token_scales = -(-elements // across)
+    runs = -(-elements // across)
+    row_scales = _row_scales(one.use, runs, previous=sharing.previous)
+    # At least one token of the block is illegal, unless the scale is another block's.
+    legal = rows * columns if pairs or sharing.previous else (rows - 1) * columns
     return UseBound(
         use=one.use,
         operand=one.operand,
         illegal=one.illegal,
         scales=scales,
+        row_scales=row_scales,
+        row=row_scales * min(math.log2(scales), legal * most),
         element_mean=float(bits.mean()),
         element_most=float(bits.max()),
         element_any=most,
         growths=()
-        if sharing.previous
+        if sharing.previous or not growths
         else _growths(values[tensor], rows, columns, block_format, growths),
-        token_scales=token_scales,
-        token_elements=elements,
-        token_mean=float(joint.mean()) * token_scales,
-        token_any=token_scales * min(math.log2(scales), across * most),
+        source_elements=elements,
+        source_mean=float(joint.mean()) * runs,
     )
+
+
+def _row_scales(use: Use, runs: int, *, previous: bool) -> int:
+    """How many scales that illegal tokens can change a row of an output takes elements of, at most.
+
+    Causal, blocks counted from the start of a document: of blocks of tokens, and of blocks of queries for what has a
+    value for each pair, one holds legal tokens and illegal ones. A scale that is the block before's is changed in that
+    block, and by it in the next one.
+
+    Args:
+        use: the use.
+        runs: blocks beside each other: along channels for an input, along keys or queries for pairs.
+        previous: whether a scale is that of the block before.
+    """
+    blocks = 2 if previous else 1
+    if use in PAIR_USES and use not in BY_QUERY:
+        # dK and dV of a token take all queries' blocks of its keys; of one of them a part of the queries is illegal.
+        return blocks
+    return blocks * runs
 
 
 def _quantizing(recipe: Recipe, use: Use) -> Operand:

@@ -13,12 +13,13 @@ from flamia_ref.attention.recipe import Recipe
 from flamia_ref.leakage.information.bounds import (
     Floats,
     sample,
-    severity_bounds,
     use_bounds,
 )
 from flamia_ref.leakage.information.drawing import FAMILIES_OF, measured
 from flamia_ref.leakage.information.probing import probe
 from flamia_ref.leakage.information.report import CapacityReport, Settings
+from flamia_ref.leakage.information.rows import severity_bounds
+from flamia_ref.leakage.safeguarding.studying import checked_lengths
 from flamia_ref.leakage.search.bases import BFLOAT16
 from flamia_ref.leakage.search.setting import whole
 from flamia_ref.leakage.sharing.coupling import PAIR_USES
@@ -48,14 +49,15 @@ def capacity(
 ) -> CapacityReport:
     """How many bits get through to tokens that must not have them, causal, of one head.
 
-    Bounds: where the recipe's structure has nothing illegal the bound is 0, which is a proof; else how many values
-    elements can take over all scales that illegal tokens can give them, by enumeration. Entropy: of the bits that must
-    not move, over draws of what they must not depend on; above 0 it is a proof of a leak. A probe: what a small model
-    gains.
+    Bounds: where the recipe's structure has nothing illegal the bound is 0, which is a proof; else log2 of how many
+    values a row of an output can take, by all scales that it sees and illegal tokens can change (`RowBound`).
+    Entropy: of the bits that must not move, over draws of what they must not depend on; above 0 it is a proof of a
+    leak. A probe: what a small model gains.
 
     Args:
         recipe: a recipe that is computed here, or its name.
-        lengths: documents that the bounds are of; entropy and probe are of one of 32 tokens.
+        lengths: documents that the bounds are of, beside those that are drawn: entropy and probe are of one of 32
+            tokens, or of 20 and 12, whatever is given here.
         head_dim: channels of the head.
         samples: draws of each family, which can show log2(samples) bits; the probe has 8 times as many sequences.
         seed: of everything random.
@@ -72,7 +74,11 @@ def capacity(
     seed = whole("seed", seed, least=0)
     head_dim = whole("head_dim", head_dim, least=1)
     growths = tuple(whole("growths", one, least=0) for one in growths)
-    shared = structure(chosen, lengths=lengths)
+    asked = checked_lengths(lengths, "lengths")
+    block = _block(structure(chosen, lengths=asked))
+    # Of the documents that are drawn too, or what was seen and what is bounded could not be compared.
+    drawn = tuple(dict.fromkeys((LENGTH, CUT, LENGTH - CUT, block)))
+    shared = structure(chosen, lengths=(*asked, *drawn))
     steps = 2 + sum(map(len, FAMILIES_OF.values())) + (chosen.softmax.mask_value is not None)
     done = 0
 
@@ -97,7 +103,6 @@ def capacity(
         )
     )
     tell("probe")
-    block = _block(shared)
     probes = probe(
         chosen,
         head_dim=head_dim,
@@ -110,7 +115,8 @@ def capacity(
         recipe=chosen.name,
         evidence=chosen.label,
         settings=Settings(
-            lengths=tuple(int(one) for one in shared.mask.queries.lengths),
+            lengths=asked,
+            drawn=drawn,
             head_dim=head_dim,
             length=LENGTH,
             cut=CUT,

@@ -35,10 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=numbers,
         default=[256, 84],
         metavar="N,N,...",
-        help="documents that the bounds are of (default: 256,84)",
+        help="documents that the bounds are of, beside those that are drawn (default: 256,84)",
     )
     parser.add_argument("--picture", metavar="FILE", help="also draw what moved, as a PNG file")
-    parser.add_argument("--force", action="store_true", help="replace an existing picture")
+    parser.add_argument(
+        "--force", action="store_true", help="replace an existing picture, and file of --json"
+    )
 
 
 def arguments(options: argparse.Namespace) -> dict[str, Any]:

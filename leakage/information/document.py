@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from flamia_ref.leakage.information.report import CapacityReport
 
 MEANINGS = {
-    "severities.token": "bound: bits a token and head, for every finite input; 0 is a proof; null: none known",
-    "uses.token_any": "bound: bits a token and head by this use alone, for every finite input; 0 is a proof",
-    "uses.token_mean": "bound of the sample's tokens: bits of all elements jointly, on average",
+    "severities.row": "bound: bits of a row (one token, one head) of any output, for every finite input; 0 is a proof;"
+    " null: no bound is known",
+    "severities.rows": "the same of each output that can receive something",
+    "uses.row": "bound: bits of a row by this use alone, for every finite input; 0 is a proof",
+    "uses.source_mean": "of the sample, on average: bits of the elements of one token jointly; no bound of a row",
     "uses.element_any": "bound: bits of one element, for every finite bfloat16 element",
     "uses.element_mean": "bound of the sample's elements, on average",
     "uses.element_most": "bound of the sample's elements, the largest",
@@ -44,9 +46,10 @@ def render(report: CapacityReport) -> str:
         "severities": [
             {
                 "severity": one.severity,
-                "token": one.token,
+                "row": one.row,
                 "unbounded": one.unbounded,
                 "uses": list(one.uses),
+                "rows": [dataclasses.asdict(row) for row in one.rows],
                 "largest_low": max((e.entropy.low for e in report.of(one.severity)), default=None),
                 "seen": any(e.leaks for e in report.of(one.severity)),
             }

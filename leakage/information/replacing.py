@@ -121,11 +121,11 @@ def replaced_suffix(
     tokens at the same places of the longest other document, again from its start where that ends.
 
     Args:
-        q: bfloat16 numpy array [tokens, heads, head_dim].
+        q: bfloat16 numpy array [tokens, heads, head_dim], finite as all of them.
         k, v: the same [tokens, kv_heads, head_dim].
         cu_seqlens: where documents begin and end; two documents or more.
         recipe: a recipe that is computed here, or its name.
-        dout: like q; without it, or a backward in the recipe, gradients are left out.
+        dout: like q, for recipes with a backward; without it gradients are left out.
         cuts: a place in each document; None: place 20 of the block of 32 at the middle of each, or its middle.
         softmax_scale: None for 1 / sqrt(head_dim).
 
@@ -133,8 +133,8 @@ def replaced_suffix(
     """
     chosen = computed_recipe(recipe)
     given = {"q": q, "k": k, "v": v} | ({} if dout is None else {"dout": dout})
-    if not chosen.has_backward:
-        given.pop("dout", None)
+    if dout is not None and not chosen.has_backward:
+        raise ValueError(f"recipe {chosen.name!r} has no backward, and dout is given; leave it out")
     for name, x in given.items():
         if not isinstance(x, np.ndarray) or x.dtype != BFLOAT16 or x.ndim != 3:
             raise TypeError(
@@ -147,9 +147,9 @@ def replaced_suffix(
         )
     ends = offsets.astype(np.int64)
     lengths: NDArray[np.int64] = ends[1:] - ends[:-1]
-    if offsets[0] != 0 or (lengths < 0).any() or any(len(x) != offsets[-1] for x in given.values()):
+    if offsets[0] != 0 or (lengths < 0).any() or offsets[-1] != len(q):
         raise ValueError(
-            f"cu_seqlens is {shown(cu_seqlens)}; it must ascend from 0 to the {len(q)} tokens of q, k, v and dout"
+            f"cu_seqlens is {shown(cu_seqlens)}; it must ascend from 0 to the {len(q)} tokens of q"
         )
     if (lengths > 0).sum() < 2:
         raise ValueError("only one document has tokens; give two, as one takes the other's suffix")
@@ -168,6 +168,10 @@ def replaced_suffix(
         if x.shape != setting.shape("q" if name == "dout" else name):
             wanted = setting.shape("q" if name == "dout" else name)
             raise ValueError(f"{name} has shape {x.shape}; it must be {wanted}")
+        if not np.isfinite(x.astype(np.float32)).all():
+            raise ValueError(
+                f"{name} has elements that are NaN or infinite, which can hide what moves; give finite values"
+            )
     places = _cuts(lengths, cuts)
     donors = _donors(lengths)
     return ReplacedSuffix(

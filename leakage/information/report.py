@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flamia_ref.evidence import Evidence
-from flamia_ref.leakage.information.bounds import SeverityBound, UseBound
+from flamia_ref.leakage.information.bounds import UseBound
 from flamia_ref.leakage.information.drawing import EntropyFigure
 from flamia_ref.leakage.information.probing import ProbeFigure
+from flamia_ref.leakage.information.rows import SeverityBound
 from flamia_ref.leakage.legal import Severity
 
+_ROUNDING = 1e-9  # of logarithms
+
 SCHEMA = "flamia-ref leak capacity"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +24,8 @@ class Settings:
     """What the figures of a report are of.
 
     Attributes:
-        lengths: tokens of the documents that the bounds are of.
+        lengths: tokens of the documents that were asked for; the bounds are of these and of those that are drawn.
+        drawn: tokens of the documents that are drawn, for entropies and the probe.
         head_dim: channels of a head; all figures are of one head.
         length, cut: tokens of the document that is drawn, and where its suffix begins.
         samples, probe_samples: draws of each family, and sequences of the probe at most.
@@ -27,6 +33,7 @@ class Settings:
     """
 
     lengths: tuple[int, ...]
+    drawn: tuple[int, ...]
     head_dim: int
     length: int
     cut: int
@@ -47,7 +54,7 @@ class CapacityReport:
         recipe, evidence: the recipe's name and label.
         settings: what the figures are of.
         uses: the bound of each use that the recipe has.
-        severities: the bound of each severity.
+        severities: the bound of each severity: bits of a row of one output.
         entropies: the entropy of outputs over draws of what they must not depend on.
         probes: what rows of a block say of the next token.
     """
@@ -63,7 +70,7 @@ class CapacityReport:
     @property
     def proved(self) -> bool:
         """Whether all bounds are 0: nothing gets through, for finite inputs."""
-        return all(one.token == 0 for one in self.severities)
+        return all(one.row == 0 for one in self.severities)
 
     @property
     def leaks(self) -> bool:
@@ -80,18 +87,29 @@ class CapacityReport:
     @property
     def bounded_above_zero(self) -> bool:
         """Whether something can get through, not counting the past of a document."""
-        return any(one.token != 0 and one.severity is not Severity.PAST for one in self.severities)
+        return any(one.row != 0 and one.severity is not Severity.PAST for one in self.severities)
 
     @property
     def consistent(self) -> bool:
-        """Whether nothing was observed that the bounds exclude."""
-        zero = {one.severity for one in self.severities if one.token == 0}
+        """Whether nothing was observed that the bounds exclude: they are of the documents that were drawn, too."""
+        # 2^bits outcomes and no more: of a draw, all severities together.
         entropies = all(
-            not one.leaks or not zero.issuperset(one.severities) for one in self.entropies
+            math.log2(one.entropy.distinct) <= self._most(one.output, one.severities) + _ROUNDING
+            for one in self.entropies
         )
-        return entropies and (
-            Severity.FORWARD not in zero or not any(one.differing for one in self.probes)
-        )
+        legal = self._most("out", (Severity.FORWARD,)) == 0
+        return entropies and not (legal and any(one.differing for one in self.probes))
+
+    def _most(self, output: str, severities: Iterable[Severity]) -> float:
+        """Bits that rows of an output can have at most, of some severities."""
+        rows = [
+            row.bits
+            for one in self.severities
+            if one.severity in severities
+            for row in one.rows
+            if row.output == output
+        ]
+        return math.fsum(math.inf if bits is None else bits for bits in rows)
 
     @property
     def exit_code(self) -> int:

@@ -56,6 +56,26 @@ def scales_of(block_format: BlockFormat) -> Scales:
     return Scales(codes, _MAGNITUDES[1:][first], _MAGNITUDES[1:][last])
 
 
+@functools.lru_cache(maxsize=32)
+def scale_count(block_format: BlockFormat, *, computed: bool = False, zero: bool = False) -> int:
+    """How many scales a block can have at most.
+
+    Args:
+        block_format: the format.
+        computed: the values are no bfloat16 inputs, but float32 that is computed of them: down to the least subnormal,
+            and up to an infinity or NaN that finite inputs overflow to.
+        zero: also that of a block of zeros, which matters where other blocks take it.
+    """
+    more = [0] if zero else []
+    if computed:
+        more += [1 << power for power in range(23)] + [0x7F7FFFFF, 0x7F800000, 0x7FC00000]
+    codes = scales_of(block_format).codes
+    if not more:
+        return len(codes)
+    others = np.asarray(scale_codes(np.array(more, dtype=np.uint32), block_format))
+    return len(np.unique(np.concatenate([codes, others])))
+
+
 def reachable(amax: Bits, block_format: BlockFormat, growth: int | None) -> NDArray[np.bool_]:
     """Which of `scales_of` a block can have, [blocks, scales], whose legal tokens have this amax.
 

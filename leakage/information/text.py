@@ -31,8 +31,8 @@ def _lines(report: CapacityReport) -> Iterator[str]:
     yield f"{report.recipe}, evidence {report.evidence}: bits that reach tokens which must not have them, of one head"
     yield ""
     yield (
-        f"Bounds, for every finite input: {len(s.lengths)} documents of {', '.join(map(str, s.lengths))} tokens,"
-        f" causal, head_dim {s.head_dim}"
+        f"Bounds of a row of an output (one token, one head), for every finite input: documents of"
+        f" {_listed(s.lengths)} tokens, and those drawn below, of {_listed(s.drawn)}; causal, head_dim {s.head_dim}"
     )
     yield from columns(_severities(report))
     for bound in report.severities:
@@ -52,19 +52,28 @@ def _lines(report: CapacityReport) -> Iterator[str]:
 
 
 def _severities(report: CapacityReport) -> Iterator[Sequence[str]]:
-    yield ("severity", "bits a token", "by", "seen")
+    yield ("severity", "output", "bits a row, at most", "by", "seen")
     for one in report.severities:
-        seen = [entry for entry in report.of(one.severity) if entry.leaks]
-        token = "no bound" if one.token is None else number(one.token)
-        if one.token == 0:
-            token += ", proved"
-        largest = max((entry.entropy.low for entry in seen), default=0.0)
-        yield (
-            one.severity.replace("_", "-"),
-            token,
-            ", ".join(map(operand_in_matmul, one.uses)) or "-",
-            f"yes, at least {number(largest)} bits (95 %)" if seen else "no",
-        )
+        severity = one.severity.replace("_", "-")
+        if not one.rows:
+            yield (severity, "every", "0, proved", "-", _seen(report.of(one.severity)))
+        for row in one.rows:
+            yield (
+                severity,
+                NAMES[row.output],
+                "no bound" if row.bits is None else number(row.bits),
+                ", ".join(map(operand_in_matmul, row.uses)) or "-",
+                _seen([x for x in report.of(one.severity) if x.output == row.output]),
+            )
+
+
+def _seen(entropies: Sequence[EntropyFigure]) -> str:
+    lows = [one.entropy.low for one in entropies if one.leaks]
+    return f"yes, at least {number(max(lows))} bits (95 %)" if lows else "no"
+
+
+def _listed(lengths: Sequence[int]) -> str:
+    return ", ".join(map(str, lengths))
 
 
 def _uses(report: CapacityReport) -> Iterator[str]:
@@ -72,7 +81,10 @@ def _uses(report: CapacityReport) -> Iterator[str]:
     leaking = [one for one in report.uses if not one.legal]
     if leaking:
         yield ""
-        yield "Where a use couples tokens (a sample of values; any: whatever they are):"
+        yield (
+            "Where a use couples tokens; bits of an element of a sample of values, by how far its block's amax can"
+            " rise, and whatever the element is; of a row, by the scales that it sees:"
+        )
         yield from columns(_rows(leaking))
         for one in leaking:
             if one.unbounded:
@@ -87,7 +99,7 @@ def _rows(uses: Sequence[UseBound]) -> Iterator[Sequence[str]]:
     grown = [f"amax to 2^{one}" for one in powers]
     yield (
         "use", "operand", "scales", *grown, "any amax: mean", "largest", "any element",
-        "a token has", "bits a token: sample", "any",
+        "a row sees", "bits a row",
     )  # fmt: skip
     for one in uses:
         if one.unbounded:
@@ -106,9 +118,8 @@ def _rows(uses: Sequence[UseBound]) -> Iterator[Sequence[str]]:
             number(one.element_mean),
             number(one.element_most),
             number(one.element_any),
-            f"{one.token_elements} in {one.token_scales} blocks",
-            number(one.token_mean),
-            number(one.token_any),
+            f"{one.row_scales} scale{'s' * (one.row_scales != 1)}",
+            number(one.row),
         )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from flamia_ref._errors import line, unknown_name
+from flamia_ref._errors import line, shown, unknown_name
 from flamia_ref.attention import RECIPES, Operand, Recipe
 from flamia_ref.attention.computed import check_computed
 from flamia_ref.leakage.legal import Severity
@@ -231,15 +231,32 @@ def names_of(recipe: Recipe) -> tuple[str, ...]:
     )
 
 
+_PARTS = ("softmax", "gradient", "tiles", "input", "output")
+
+
+def differing(recipe: Recipe, name: str) -> tuple[str, ...]:
+    """What besides the products is not that of a registered recipe."""
+    other = RECIPES[name]
+    return tuple(part for part in _PARTS if getattr(recipe, part) != getattr(other, part))
+
+
 def _chosen(
     groups: Sequence[Group], names: Sequence[str] | None, without: Sequence[Alternative | str]
 ) -> tuple[Group, ...]:
+    for what, given in (("groups", names), ("without", without)):
+        if given is not None and (isinstance(given, str) or not isinstance(given, Collection)):
+            raise TypeError(f"{what} is {shown(given)}; it must be a list of names")
     for one in without:
         if one not in list(Alternative):
             raise unknown_name("alternative", one, Alternative)
     if Alternative.AS_IS in [Alternative(one) for one in without]:
         raise ValueError("without has 'as it is', which every group starts from; take it out")
     known = [group.name for group in groups]
+    if names is not None and not names:
+        raise ValueError(
+            f"groups is []; name groups that change ({', '.join(known) or 'this recipe has none'}), or give None for"
+            " all"
+        )
     for name in names or ():
         if name not in known:
             raise unknown_name("group", name, known)

@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data",
         metavar="FILE",
         help="measure errors on the first head of an .npz file with q_bits, k_bits, v_bits, dout_bits, cu_seqlens and"
-        " softmax_scale, as many tokens as --lengths have together",
+        " softmax_scale, as many tokens as --lengths have together, in the file's own documents; a file with fewer is"
+        " refused",
     )
     parser.add_argument(
         "--at",
@@ -65,7 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--picture", metavar="FILE", help="also draw the points and the front, as a PNG file"
     )
-    parser.add_argument("--force", action="store_true", help="replace an existing picture")
+    parser.add_argument(
+        "--force", action="store_true", help="replace an existing picture, and file of --json"
+    )
 
 
 def run(
@@ -75,9 +78,12 @@ def run(
 ) -> SafeguardsStudy:
     """The study that the options ask for."""
     from flamia_ref.leakage.safeguarding.study_samples import from_file
-    from flamia_ref.leakage.safeguarding.studying import safeguards_study
+    from flamia_ref.leakage.safeguarding.studying import checked_lengths, safeguards_study
 
-    sample = None if options.data is None else from_file(options.data, sum(options.lengths))
+    sample = None
+    if options.data is not None:
+        tokens = sum(checked_lengths(options.lengths, "lengths"))
+        sample = from_file(options.data, tokens, given_by="--lengths")
     limits: dict[str, Any] = {
         name: given for name in ("most", "runs") if (given := getattr(options, name)) is not None
     }

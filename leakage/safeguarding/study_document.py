@@ -66,6 +66,7 @@ def _point(point: StudyPoint) -> dict[str, Any]:
         "label": point.label,
         "choices": dict(point.choices),
         "names": list(point.names),
+        "but_for": {name: list(parts) for name, parts in point.but_for.items()},
         "standing": point.standing,
         "proven": point.proven,
         "illegal": dict(point.illegal),

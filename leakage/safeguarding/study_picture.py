@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from flamia_ref.leakage.safeguarding.points import Standing, StudyPoint, front_of
+from flamia_ref.leakage.safeguarding.points import Merits, Standing, StudyPoint, front_of
 
 if TYPE_CHECKING:
     from flamia_ref.leakage.safeguarding.study_report import SafeguardsStudy
@@ -29,7 +29,8 @@ def figure(study: SafeguardsStudy) -> Any:
     """Draw the points: across, the work at the first length; up, the error; the bytes kept as the size of a mark.
 
     Points above all that is legal are not shown. The line joins the points that are best in error and work alone; the
-    others of the front are better in bytes. Letters are those of the text. Names are of registered recipes.
+    others of the front are better in bytes. Letters are those of the text. Names are of registered
+    recipes with the same six products.
     """
     from matplotlib.figure import Figure
 
@@ -81,7 +82,8 @@ def _work(point: StudyPoint) -> float:
 
 def _line(ax: Any, study: SafeguardsStudy) -> None:
     front = study.front
-    best = [front[place] for place in front_of([(_work(one), one.error) for one in front])]
+    found = front_of([Merits(one.error, one.work[0], 0) for one in front])
+    best = [front[place] for place in found]
     ax.plot([_work(one) for one in best], [one.error for one in best], color=_PROVEN, linewidth=1)
 
 

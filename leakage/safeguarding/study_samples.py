@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from flamia_ref._errors import shown
+from flamia_ref._errors import shown, type_of
 from flamia_ref.attention.samples import bell
 from flamia_ref.packing import Documents
 
@@ -61,18 +61,66 @@ def _times(x: Values, factor: Any) -> Values:
     return found
 
 
+def check_sample(sample: Any) -> None:
+    """Refuse what is no sample that a study can measure: TypeError or ValueError of one line that names the array."""
+    if not isinstance(sample, StudySample):
+        raise TypeError(
+            f"sample is {shown(sample)}; it must be a StudySample, or None for synthetic inputs"
+        )
+    if not isinstance(sample.documents, Documents):
+        raise TypeError(
+            f"documents of sample {sample.name} is {shown(sample.documents)}; it must be Documents"
+        )
+    arrays = {"q": sample.q, "k": sample.k, "v": sample.v, "dout": sample.dout}
+    for name, x in arrays.items():
+        if getattr(x, "dtype", None) != ml_dtypes.bfloat16 or np.ndim(x) != 3 or not x.size:
+            raise ValueError(
+                f"{name} of sample {sample.name} is {type_of(x)} {list(np.shape(x))}; it must be bfloat16 [tokens,"
+                " heads, channels] with values"
+            )
+    q, k, v, _ = arrays.values()
+    tokens = sample.documents.tokens
+    shapes = {"k": (tokens, k.shape[1], q.shape[2]), "v": (tokens, k.shape[1], v.shape[2])}
+    shapes |= {"q": (tokens, *q.shape[1:]), "dout": (tokens, q.shape[1], v.shape[2])}
+    for name, shape in shapes.items():
+        if arrays[name].shape != shape:
+            raise ValueError(
+                f"{name} of sample {sample.name} is {list(arrays[name].shape)}; beside the others, and documents of"
+                f" {tokens} tokens, it must be {list(shape)}"
+            )
+    check_finite(f"sample {sample.name}", arrays, sample.softmax_scale)
+
+
+def check_finite(where: str, arrays: Mapping[str, Values], softmax_scale: Any) -> None:
+    """Refuse NaN and infinity: ValueError of one line that names the array and says how many there are."""
+    for name, x in arrays.items():
+        lost = int(np.count_nonzero(~np.isfinite(x.astype(np.float32))))
+        if lost:
+            raise ValueError(
+                f"{name} of {where} has {lost} of {x.size} values that are NaN or infinite; errors are measured on"
+                " finite inputs"
+            )
+    number = np.asarray(softmax_scale)
+    if number.ndim or number.dtype.kind not in "fiu" or not 0 < number < math.inf:
+        raise ValueError(
+            f"softmax_scale of {where} is {shown(softmax_scale)}; it must be one finite number above 0"
+        )
+
+
 _ARRAYS = ("q_bits", "k_bits", "v_bits", "dout_bits")
 _NEEDED = (*_ARRAYS, "cu_seqlens", "softmax_scale")
 
 
-def from_file(path: str | Path, tokens: int) -> StudySample:
-    """The first query head, and its key/value head, of the documents of a file that begin within `tokens`.
+def from_file(path: str | Path, tokens: int, *, given_by: str = "tokens") -> StudySample:
+    """The first query head, and its key/value head, of the first `tokens` tokens of a file, in its own documents.
 
     The file is an .npz with `q_bits` and `dout_bits` [tokens, heads, channels], `k_bits` and `v_bits` [tokens,
     kv_heads, channels], bfloat16 bits as uint16, `cu_seqlens` and `softmax_scale`. A document that goes beyond
     `tokens` is cut there.
 
-    Raises ValueError of one line for another file.
+    `given_by`: what `tokens` is called in errors.
+
+    Raises ValueError of one line for another file, one with fewer tokens, and one with NaN or infinity in them.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -99,9 +147,18 @@ def from_file(path: str | Path, tokens: int) -> StudySample:
         raise ValueError(
             f"{path} has cu_seqlens {shown(offsets.tolist())}; it must end with {len(q)}"
         )
-    kept = min(tokens, len(q))
-    documents = Documents.from_cu_seqlens([*(int(x) for x in offsets if x < kept), kept], kept)
+    if len(q) < tokens:
+        raise ValueError(
+            f"{path} has {len(q)} tokens, and {given_by} asks for {tokens}; give {len(q)} or fewer"
+        )
+    kept = tokens
+    try:
+        documents = Documents.from_cu_seqlens([*(int(x) for x in offsets if x < kept), kept], kept)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     q, k, v, dout = (np.ascontiguousarray(x[:kept, :1]).view(ml_dtypes.bfloat16) for x in arrays)
+    scale = found["softmax_scale"]
+    check_finite(str(path), dict(zip(_ARRAYS, (q, k, v, dout), strict=True)), scale)
     return StudySample(
         name=Path(path).name,
         q=q,
@@ -109,5 +166,5 @@ def from_file(path: str | Path, tokens: int) -> StudySample:
         v=v,
         dout=dout,
         documents=documents,
-        softmax_scale=float(found["softmax_scale"]),
+        softmax_scale=float(scale),
     )

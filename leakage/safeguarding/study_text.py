@@ -92,6 +92,13 @@ def _notes(study: SafeguardsStudy) -> Iterator[str]:
             f"note: guarded blocks are {100 * float(study.guarded):.1f}% of the blocks with a visible pair here and"
             f" {shares} tokens: what they save of the error is less there"
         )
+    if study.recipe.has_backward:
+        yield (
+            f"note: bytes are kept for the backward, a token and head of a document of {study.at[0]} tokens: copies of"
+            " q, k and v, bfloat16 values for guarded blocks, out and lse"
+        )
+    if any(parts for point in study.points for parts in point.but_for.values()):
+        yield "note: a name is of a recipe with the same six products; 'but for' names its parts that differ"
     if Alternative.STATIC in kinds:
         yield "note: a static scale holds values of up to 16 times the sample's largest; beyond that they saturate"
 
@@ -114,7 +121,7 @@ def _front(study: SafeguardsStudy) -> Iterator[str]:
 
 
 def _row(study: SafeguardsStudy, point: StudyPoint, label: str) -> Sequence[str]:
-    names = "".join(f" [{name}]" for name in point.names)
+    names = "".join(f" [{title}]" for title in point.titles)
     return (label, point.standing, *_figures(study, point), _choices(point) + names)
 
 

@@ -21,22 +21,23 @@ from flamia_ref.leakage.safeguarding.combining import (
     Progress,
     Single,
     Which,
+    differing,
     key_of,
     names_of,
 )
 from flamia_ref.leakage.safeguarding.measuring import overall
 from flamia_ref.leakage.safeguarding.points import (
+    ALONE_STEP,
     Alone,
     Merits,
     StudyPoint,
-    beats,
     front_of,
-    merits,
+    no_worse,
     standing,
 )
 from flamia_ref.leakage.safeguarding.prediction import predicted, worth_measuring
 from flamia_ref.leakage.safeguarding.study_report import SafeguardsStudy
-from flamia_ref.leakage.safeguarding.study_samples import StudySample, synthetic
+from flamia_ref.leakage.safeguarding.study_samples import StudySample, check_sample, synthetic
 from flamia_ref.packing.mask import Mask
 
 LENGTHS = (256,)
@@ -47,6 +48,7 @@ _PROOF = (36, 8)  # a full block, cut ones, and a document that begins inside a 
 _PROOF_HEAD_DIM = 32
 _BATCH = 16
 _SLACK = 0.05
+_CHANNELS = 4096  # of synthetic data
 
 
 def safeguards_study(
@@ -75,11 +77,11 @@ def safeguards_study(
 
     Args:
         recipe: a `Recipe` that is computed, or a name in `RECIPES`.
-        sample: the inputs that errors are measured on; None for synthetic ones with outliers, one head of documents of
-            `lengths` tokens and `head_dim` channels.
+        sample: the inputs that errors are measured on, which have documents of their own; None for synthetic ones with
+            outliers, one head of documents of `lengths` tokens and `head_dim` channels.
         causal, window: the mask, as of `attention.forward`.
         at: lengths of a document for which the work is counted; the first counts in the front, and bytes are of it.
-        groups: names of the groups that are changed, such as "k" or "dq.k"; None for all.
+        groups: names of the groups that are changed, such as "k" or "dq.k", one at least; None for all.
         without: alternatives that are not tried.
         exhaustive: measure every combination, also of alternatives that are no better alone.
         most: more combinations are refused.
@@ -93,8 +95,19 @@ def safeguards_study(
         combinations.
     """
     chosen = computed_recipe(recipe)
-    lengths_at = _lengths(at)
-    sample = synthetic(_lengths(lengths, "lengths"), head_dim) if sample is None else sample
+    lengths_at = checked_lengths(at, "at")
+    most, runs = _whole("most", most), _whole("runs", runs)
+    for name, given in (("exhaustive", exhaustive), ("prove_front", prove_front)):
+        if not isinstance(given, (bool, np.bool_)):
+            raise TypeError(f"{name} is {shown(given)}; it must be True or False")
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress is {shown(progress)}; it must be a function, or None")
+    if sample is None:
+        sample = synthetic(
+            checked_lengths(lengths, "lengths"), _whole("head_dim", head_dim, _CHANNELS)
+        )
+    else:
+        check_sample(sample)
     return _Study(
         chosen,
         sample,
@@ -107,7 +120,8 @@ def safeguards_study(
     ).report(exhaustive=exhaustive, most=most, runs=runs, prove_front=prove_front)
 
 
-def _lengths(given: Any, name: str = "at") -> tuple[int, ...]:
+def checked_lengths(given: Any, name: str) -> tuple[int, ...]:
+    """Lengths of documents as whole numbers. Raises ValueError of one line."""
     try:
         found = tuple(given)
     except TypeError:
@@ -122,6 +136,15 @@ def _lengths(given: Any, name: str = "at") -> tuple[int, ...]:
     return tuple(int(x) for x in found)
 
 
+def _whole(name: str, given: Any, largest: int | None = None) -> int:
+    whole = isinstance(given, (int, np.integer)) and not isinstance(given, bool)
+    if not whole or given < 1 or (largest is not None and given > largest):
+        end = "on" if largest is None else f"to {largest}"
+        kind = ValueError if whole else TypeError
+        raise kind(f"{name} is {shown(given)}; it must be a whole number from 1 {end}")
+    return int(given)
+
+
 class _Study(Combiner):
     """One study on its way."""
 
@@ -132,6 +155,8 @@ class _Study(Combiner):
         base = self.combination({})
         singles = self.singles()
         found = [base, *(x.combination for x in singles.values() if x.combination is not None)]
+        self.measurer.measure([base.recipe])
+        self._check_errors(base)
         self.measurer.measure([one.recipe for one in found], self._reporter("alone"))
         left_out = {} if exhaustive else self._left_out(singles)
         kinds = self.kinds(singles, left_out)
@@ -180,6 +205,15 @@ class _Study(Combiner):
     def _reporter(self, what: str) -> Callable[[int, int], None]:
         return lambda done, total: self.progress(done, total, f"measuring {what}")
 
+    def _check_errors(self, base: Combination) -> None:
+        """Refuse inputs that no error is of: ValueError of one line."""
+        for name, error in self._errors(base).items():
+            if not np.isfinite(error):
+                raise ValueError(
+                    f"the relative error of {name} is {error} on {self.sample.name}: its exact result is 0 everywhere,"
+                    f" or {self.recipe.name} gives NaN or infinity; give other inputs"
+                )
+
     def _errors(self, one: Combination) -> Any:
         return self.measurer.errors(one.recipe)
 
@@ -193,11 +227,13 @@ class _Study(Combiner):
                 if (one := singles[group.name, choice].combination) is not None
                 and not singles[group.name, choice].leaks
             ]
+            front = front_of([merit for merit, _ in safe], ALONE_STEP)
             for place, (own, choice) in enumerate(safe):
-                for at, (merit, other) in enumerate(safe):
-                    if beats(merit, own) or (merit == own and at < place):
-                        found[group.name, choice] = other
-                        break
+                if place not in front:
+                    # By small differences only one that is out itself may be no worse.
+                    order = [*front, *(at for at in range(len(safe)) if at != place)]
+                    best = next(at for at in order if no_worse(safe[at][0], own, ALONE_STEP))
+                    found[group.name, choice] = safe[best][1]
         return found
 
     def _place(self, one: Combination) -> tuple[Fraction, float]:
@@ -205,7 +241,7 @@ class _Study(Combiner):
         return one.work[0], overall(self._errors(one))
 
     def _merits(self, one: Combination) -> Merits:
-        return merits(overall(self._errors(one)), one.work[0], one.kept)
+        return Merits(overall(self._errors(one)), one.work[0], one.kept)
 
     def _measure_some(self, every: Sequence[Combination], *, exhaustive: bool, runs: int) -> int:
         """Measure what may be on the front; how many that might be on it are left at the end."""
@@ -269,6 +305,7 @@ class _Study(Combiner):
             choices=one.choices,
             recipe=one.recipe if label is None else replace(one.recipe, name=self._name(label)),
             names=names_of(one.recipe),
+            but_for={name: differing(one.recipe, name) for name in names_of(one.recipe)},
             standing=standing(legal=not one.illegal, proved=proved),
             illegal=one.illegal,
             errors=dict(errors),

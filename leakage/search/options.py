@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("png", "also draw the heat map, as a PNG file"),
     ):
         parser.add_argument(f"--{name}", metavar="FILE", help=what)
-    parser.add_argument("--force", action="store_true", help="replace existing files of these")
+    parser.add_argument(
+        "--force", action="store_true", help="replace existing files of these, and of --json"
+    )
 
 
 def arguments(options: argparse.Namespace) -> dict[str, Any]:

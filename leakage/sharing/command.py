@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--png", metavar="FILE", help="also draw every pair of tokens, as a PNG file"
     )
-    parser.add_argument("--force", action="store_true", help="replace an existing picture")
+    parser.add_argument(
+        "--force", action="store_true", help="replace an existing picture, and file of --json"
+    )
 
 
 def run(recipe: Recipe, options: argparse.Namespace) -> Structure:

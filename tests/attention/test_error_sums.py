@@ -98,12 +98,37 @@ def test_cells_without_elements_are_nan_and_exact_ones_0(sample):
     assert np.isnan(nothing.cosine)
 
 
-def test_what_is_not_finite_is_counted_and_left_out(sample):
+@pytest.mark.parametrize(
+    ("one", "other", "lost"),
+    [
+        *((x, 1.0, 1) for x in (np.nan, np.inf, -np.inf)),
+        *((x, -np.inf, 1) for x in (np.nan, np.inf, 0.0)),
+        *((x, x, 0) for x in (np.inf, -np.inf)),
+    ],
+)
+def test_what_is_lost_is_in_no_figure_and_in_none_left_out(sample, one, other, lost):
+    """A cell and all above it that have a lost element measure nothing; the same infinity on both sides is none."""
     found, reference = (x.copy() for x in sample)
-    found[0, 0, 0], found[1, 0, 1], reference[2, 0, 2] = np.nan, np.inf, np.inf
-    sums = measured(found, reference).over()
-    assert (sums.lost, sums.elements) == (2, 24 * 6 - 3)
-    assert np.isfinite(sums.relative_l2)
+    found[0, 0, 0], reference[0, 0, 0] = one, other
+    sums = measured(found, reference)
+    for cell in (sums[0, 0, 0], sums.over()):
+        assert cell.lost == lost
+        infinite = {name for name in error_sums.FIGURES if np.isinf(getattr(cell, name))}
+        nothing = {name for name in error_sums.FIGURES if np.isnan(getattr(cell, name))}
+        worst = {"relative_l2", "largest", "largest_of_row"} if lost else set()
+        assert infinite == worst
+        assert nothing == (set(error_sums.FIGURES) - worst if lost else set())
+    assert sums.over().elements == 24 * 6 - 1
+    assert np.isfinite(sums[0, 1, 0].relative_l2)
+
+
+def test_nothing_measured_is_no_error_of_0(sample):
+    empty = measured(*sample)[1, 0, 0]
+    assert all(np.isnan(getattr(empty, name)) for name in error_sums.FIGURES)
+    minus = np.full_like(sample[0], -np.inf)
+    dead = measured(minus, minus).over()
+    assert (dead.elements, dead.lost) == (0, 0)
+    assert all(np.isnan(getattr(dead, name)) for name in error_sums.FIGURES)
 
 
 def test_rows_of_nothing_but_rounding_have_no_relative_size(sample):

@@ -36,6 +36,40 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(data["recipes"]) == list(data["summaries"]) == list(RECIPES)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("recipes", "list"),
+        ("recipes", "show", "bf16-fa4"),
+        ("formats", "list"),
+        ("leak", "structure", "--recipe", "bf16-fa4", "--lengths", "8"),
+        ("leak", "safeguards", "--recipe", "bf16-fa4"),
+        ("leak", "prove", "--recipe", "bf16-fa4"),
+        ("leak", "hunt", "--recipe", "bf16-fa4"),
+        ("leak", "demo"),
+        ("device", "probe"),
+    ],
+)
+def test_no_command_replaces_a_file_that_it_was_not_told_to(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    file = tmp_path / "mine.png"
+    file.write_bytes(b"a picture")
+    code, output, errors = run(capsys, *command, "--json", file)
+    assert (code, output) == (2, "")
+    assert errors == (
+        f"flamia-ref: {file} exists; choose another name, or replace it with --force\n"
+    )
+    assert file.read_bytes() == b"a picture"
+
+
+def test_a_file_is_replaced_with_force(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "list.json"
+    file.write_text("old")
+    assert run(capsys, "recipes", "list", "--json", file, "--force")[0] == 0
+    assert list(json.loads(file.read_text())["recipes"]) == list(RECIPES)
+
+
 def test_what_show_prints_is_a_recipe_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from copy import deepcopy
 
 import pytest
@@ -89,15 +90,42 @@ def test_rows_are_in_the_order_of_the_registry(made):
 def test_rows_hold_the_figures(made):
     page = made.page([RESULTS])
     for row in (
-        "| `float32` | 2.2800 [2.1800, 2.3800] | 9.780 | - | 12 | 20 |",
-        "| `cudnn-mxfp8` | 2.3000 [2.2000, 2.4000] | 9.780 | +0.02000 [+0.01900, +0.02100] | 12 | 20 |",
-        "| `mine` | NaN or infinite in 2 documents | - | - | 1 | 2 |",
+        "| `float32` | 2.2800 [2.1800, 2.3800] | 9.780 | - | - | 12 | 20 |",
+        "| `cudnn-mxfp8` | 2.3000 [2.2000, 2.4000] | 9.780 | +0.02000 [+0.01900, +0.02100] | 0% | 12 | 20 |",
+        "| `mine` | NaN or infinite in 2 documents | - | - | - | 1 | 2 |",
         "- `transformers-sdpa`: 0.0002 nats",
-        "| `bf16-fa4` |" + " 0.25 [0.5] |" * 10 + " 0.062 | 0.062 | 3 | 6 |",
+        "| `bf16-fa4` |" + " 0.25 [0.5] |" * 10 + " 0.062 | 0.062 | 100% | 3 | 6 |",
         "| `bf16-fa4` |" + " 0.87500 |" * 10 + " 0.99900 | 0.99900 |",
-        "Forward only, so without gradients: `sage`.",
     ):
         assert f"{row}\n" in page, row
+
+
+def test_recipes_without_a_row_are_named_with_the_reason(made):
+    page = made.page([RESULTS])
+    (alone,) = re.findall(r"^Forward only, so without gradients: (.*)\.$", page, re.M)
+    assert {"`cutlass-fp8`", "`sage3-nvfp4`", "`sage`"} <= set(alone.split(", "))
+    assert "`cudnn-mxfp8`" not in alone
+    losses, gradients = re.findall(
+        r"^Not run on this device, so not in the table: (.*)\.$", page, re.M
+    )
+    assert {"`cutlass-fp8`", "`flamia-mxfp8`"} <= set(losses.split(", "))
+    assert {"`cudnn-mxfp8`", "`flamia-mxfp8`"} <= set(gradients.split(", "))
+    assert not {"`cutlass-fp8`", "`bf16-fa4`"} & set(gradients.split(", "))
+    assert "smollm2 gradients --device cpu --missing --json FILE`" in page
+    some = {name: one for name, one in RESULTS.items() if name != "gradients"}
+    assert made.page([some]).endswith("### Gradients of one step\n\nNot run on this device.\n")
+
+
+def test_the_share_of_work_is_that_of_documents_of_this_length(made):
+    # 512 tokens are 16 blocks: 16 of the 136 that are seen are on the diagonal. dV and dK are not guarded.
+    assert made.share("flamia-mxfp8", 512, made.FORWARD) == pytest.approx(16 / 136)
+    assert made.share("flamia-mxfp8", 512, made.BOTH) == pytest.approx(16 / 136 * 4 / 6)
+    assert made.share("flamia-mxfp8", 8192, made.FORWARD) == pytest.approx(256 / (256 * 257 / 2))
+    assert made.work("flamia-mxfp8", 512, made.FORWARD) == "12%"
+    assert made.work("flamia-mxfp8", 512, made.BOTH) == "7.8%"
+    assert made.work("cudnn-mxfp8-pv-bf16", 512, made.FORWARD) == "50%"
+    assert made.work("transformers-sdpa", 512, made.FORWARD) == "-"
+    assert made.guarded(512) == "12% of the forward of `flamia-mxfp8` at 512 tokens, 0.78% at 8192"
 
 
 def test_a_gradient_that_is_no_number_shows(made):

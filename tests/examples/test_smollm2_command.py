@@ -60,7 +60,9 @@ def test_other_bytes_are_refused(capsys, folder):
 def test_a_library_that_is_missing_names_the_requirements(capsys, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     line = said(capsys, "perplexity", "--folder", str(folder))
-    assert line.endswith("pip install -r examples/smollm2/requirements.txt")
+    assert line.endswith("pip install '.[jax]' -r examples/smollm2/requirements.txt")
+    readme = (sources.ROOT / "examples" / "smollm2" / "README.md").read_text(encoding="utf-8")
+    assert line.rpartition("; ")[2] in readme
 
 
 def test_names_are_checked_before_files(capsys, tmp_path):
@@ -72,6 +74,20 @@ def test_a_recipe_file_that_is_none_is_named(capsys, tmp_path):
     file = tmp_path / "mine.json"
     file.write_text("{}", encoding="utf-8")
     assert f"recipe file {file}: " in said(capsys, "gradients", "--recipe", str(file))
+
+
+def test_a_recipe_file_that_is_not_there_is_named(capsys, tmp_path):
+    line = said(capsys, "gradients", "--recipe", str(tmp_path / "none.json"))
+    assert line.endswith(f"cannot read recipe file {tmp_path}/none.json: No such file or directory")
+
+
+def test_what_the_system_refuses_has_no_number(capsys, folder, monkeypatch):
+    def refused(*_):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(sources, "located", refused)
+    line = said(capsys, "perplexity", "--folder", str(folder))
+    assert line.endswith(f"cannot use {folder}: Permission denied")
 
 
 @pytest.mark.parametrize("number", ["0", "1", "-5", "many", "1e3"])
@@ -116,6 +132,15 @@ class TestDownload:
             sources.TEXT.file,
         }
         assert "there already" in capsys.readouterr().out
+
+    def test_a_file_is_no_folder(self, capsys, tmp_path):
+        file = tmp_path / "mine.txt"
+        file.write_text("mine", encoding="utf-8")
+        line = said(capsys, "download", "--folder", str(file))
+        assert line.endswith(f"{file} is no folder; give --folder another name")
+        below = said(capsys, "download", "--folder", str(file / "below"))
+        assert below.endswith(f"cannot use {file}/below: Not a directory")
+        assert file.read_text(encoding="utf-8") == "mine"
 
     def test_other_bytes_are_not_kept(self, capsys, folder, monkeypatch):
         (folder / sources.TEXT.file).unlink()

@@ -64,6 +64,28 @@ def test_gradients_of_float32_are_those_of_autograd(model, documents):
         assert min(group["cosine"]) > 1 - 1e-9
 
 
+def test_progress_goes_layer_by_layer_through_all_documents(model, documents, monkeypatch):
+    monkeypatch.setitem(perplexity.BATCH, "cpu", 2)
+    told = []
+
+    def report(*said):
+        told.append(said)
+
+    perplexity.measured(model, documents, "float32", "cpu", report)
+    # Two documents, then one, through two layers each: of 6 layers of documents.
+    assert [said[:2] for said in told] == [(0, 6), (2, 6), (4, 6), (4, 6), (5, 6), (6, 6)]
+    assert told[1][2] == "0 of 3 documents"
+    assert told[-1][2] == "2 of 3 documents"
+    told.clear()
+    gradients.step(model, documents, "float32", "cpu", report)
+    # Forward and backward.
+    assert [done for done, _, _ in told] == [0, 2, 4, 6, 8, 8, 9, 10, 11, 12]
+    assert {total for _, total, _ in told} == {12}
+    told.clear()
+    perplexity.measured(model, documents, "transformers-sdpa", "cpu", report)
+    assert [done for done, _, _ in told] == [0, 4]
+
+
 def test_relative_error_and_cosine_of_vectors_by_hand():
     x, y = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 5.0])
     assert comparison.relative(x, y) == pytest.approx((9 + 1) ** 0.5 / 5)

@@ -14,7 +14,7 @@ import pytest
 from flamia_ref import cli, golden
 from flamia_ref.attention import RECIPES, Recipe, backward, forward
 from flamia_ref.attention.variants import joint_changes, permitted_changes, with_changes
-from flamia_ref.golden.matching import Match, outputs
+from flamia_ref.golden.matching import Match, outputs, searching, turning
 from flamia_ref.golden.matching.fits import Fit, StageFit, fit
 from flamia_ref.golden.matching.samples import of_case, own_results
 from flamia_ref.golden.matching.turning import words
@@ -95,7 +95,7 @@ def test_the_outputs_of_a_recipe_match_it_and_its_twins_first(name: str) -> None
 @pytest.mark.parametrize(
     ("base", "path", "value", "gradients"),
     [
-        ("bf16-fa4", "softmax.row_sum", "quads", False),
+        pytest.param("bf16-fa4", "softmax.row_sum", "quads", False, marks=pytest.mark.nightly),
         pytest.param(
             "cutlass-fp8", "softmax.rescale_threshold", 8, False, marks=pytest.mark.nightly
         ),
@@ -104,7 +104,7 @@ def test_the_outputs_of_a_recipe_match_it_and_its_twins_first(name: str) -> None
         pytest.param("bf16-fa4", "softmax.exp2", "correct", False, marks=pytest.mark.nightly),
         pytest.param("bf16-fa4", "tiles.key", 64, False, marks=pytest.mark.nightly),
         pytest.param("bf16-fa4", "s.k_order", "descending", False, marks=pytest.mark.nightly),
-        pytest.param("bf16-fa4", "o.instruction", "float32", False, marks=pytest.mark.nightly),
+        pytest.param("fp8-fa3", "o.instruction", "float32", False, marks=pytest.mark.nightly),
         pytest.param("bf16-fa4", "softmax.emulated", None, False, marks=pytest.mark.nightly),
         pytest.param(
             "flamia-mxfp8-folded", "o.tile_order", "descending", False, marks=pytest.mark.nightly
@@ -116,10 +116,13 @@ def test_the_outputs_of_a_recipe_match_it_and_its_twins_first(name: str) -> None
 )
 def test_a_planted_knob_is_found_by_name(base: str, path: str, value: Any, gradients: bool) -> None:
     planted = changed(base, {path: value})
-    tokens = 160 if "threshold" in path or "tile" in path else 40
+    tokens = 24 if gradients else 40
+    if any(word in path for word in ("threshold", "tile", "emulated")):
+        tokens = 160  # over more than a tile of keys, or past the columns that are not emulated
     given = run(planted, inputs(tokens), gradients=gradients)
     found = match(given, recipes=[base])
     assert found.exit_code == 1
+    assert found.near
     first = found.turns[0]
     assert first.after.exact
     assert len(first.changes) == 1
@@ -308,6 +311,14 @@ TWO_HEADS = {"k": np.zeros((40, 2, 32), BF16), "v": np.zeros((40, 2, 32), BF16),
         ({"dout": None, "dq": np.zeros((40, 1, 32), BF16)}, "no dout"),
         ({"dout": np.zeros((4, 1, 32), BF16)}, "must be alike"),
         (
+            {"out": np.zeros((10, 1, 32), BF16)},
+            "it must be [tokens, heads, head_dim], here [40, 1, 32]",
+        ),
+        ({"out": np.zeros((1, 40, 32), BF16)}, "move the axes"),
+        ({"out": np.zeros((40, 1, 32), np.float16)}, "out is F16; it must be U16 or BF16 or F32"),
+        ({"lse": np.zeros((40, 1), np.float32)}, "it must be [heads, tokens], here [1, 40]"),
+        ({"out": None, "lse": None, "outt": np.zeros(3, np.float32)}, "unknown result 'outt'"),
+        (
             {
                 "q": np.zeros((40, 3, 32), BF16),
                 "k": np.zeros((40, 2, 32), BF16),
@@ -332,20 +343,152 @@ def test_bad_inputs_are_refused_in_a_line(
     assert error.count("\n") == 1
 
 
-def test_results_of_other_shapes_and_nan_depart(tmp_path: Path) -> None:
+def without_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on no recipe may run."""
+    monkeypatch.setattr(searching, "fit", lambda *_, **__: pytest.fail("a recipe was run"))
+
+
+def test_nothing_to_compare_is_refused_before_any_recipe_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     given = run("cutlass-fp8", inputs(40))
-    turned = given | {"out": np.swapaxes(given["out"], 0, 1).astype(BF16)}
-    found = match(turned, recipes=["cutlass-fp8"], knobs=False)
-    assert found.exit_code == 1
-    assert "move the axes" in found.to_text()
-    nothing = given | {"out": np.full_like(given["out"], np.nan)}
-    found = match(nothing, recipes=["cutlass-fp8"], knobs=False)
-    stage = found.best.fit.stages[0]
-    assert (stage.name, stage.equal) == ("out", 0)
-    json.loads(found.to_json(), parse_constant=pytest.fail)
+    without_running(monkeypatch)
+    misspelt = {name: x for name, x in given.items() if name not in ("out", "lse")}
+    with pytest.raises(ValueError, match=r"unknown result 'outt'; did you mean 'out'.*: out, lse"):
+        match(misspelt | {"outt": given["out"]})
+    no_tokens = {"out": given["out"][:0], "lse": given["lse"][:, :0]}
+    no_tokens |= {name: given[name][:0] for name in ("q", "k", "v", "dout")}
+    with pytest.raises(ValueError, match="nothing to compare: out, lse have no elements"):
+        match(no_tokens)
+    forward_only = ["cutlass-fp8", "fp8-fa4"]
+    with pytest.raises(ValueError, match="cutlass-fp8, fp8-fa4 have nothing of what was given, dq"):
+        match(misspelt | {"dq": given["q"]}, recipes=forward_only)
+    with pytest.raises(ValueError, match=r"s is an array a document, give s\.0"):
+        match(given | {"s.1": np.zeros((1, 40, 40), np.float32)})
+    with pytest.raises(TypeError, match="causal is 'no'; it must be True or False"):
+        golden.match(given, causal="no")
+    with pytest.raises(TypeError, match="softmax_scale is 'a'"):
+        match(given, softmax_scale="a")
+    with pytest.raises(ValueError, match="hides every key to the right"):
+        match(given, window=(3, 4))
+
+
+def test_recipes_that_have_nothing_of_it_are_left_out_with_a_line() -> None:
+    given = run("bf16-fa4", inputs(24), gradients=True)
+    only = {name: given[name] for name in ("q", "k", "v", "dout", "dq")} | {"zz": given["out"]}
+    found = match(only, recipes=["cutlass-fp8", "fp8-fa4", "bf16-fa4"], knobs=False)
+    assert [one.recipes for one in found.entries] == [("bf16-fa4",)]
+    assert "left out, as they have nothing of what was given (dq): cutlass-fp8, fp8-fa4" in (
+        found.to_text()
+    )
+    assert "in none of the recipes asked for: 'zz'" in found.to_text()
+
+
+def test_values_that_are_not_finite_have_no_distance_and_are_not_near() -> None:
+    given = run("cutlass-fp8", inputs(40))
+    out = np.array(given["out"])
+    count = out.size
+    for rows, word in ((slice(None), "no recipe is near"), (slice(20, None), "departs at out")):
+        broken = out.copy()
+        broken[rows] = np.nan
+        lost = int(np.isnan(broken).sum())
+        results = {name: x for name, x in given.items() if name != "lse"} | {"out": broken}
+        found = match(results, recipes=["cutlass-fp8"], knobs=lost == count)
+        stage = found.best.fit.stages[0]
+        assert (stage.name, stage.equal, stage.lost) == ("out", count - lost, lost)
+        assert stage.relative_l2 == math.inf
+        assert word in found.to_text()
+        assert f"relative L2 -, {lost} NaN or infinite in one of the two" in found.to_text()
+        assert found.near == (lost < count)
+        assert not found.turns
+        document = json.loads(found.to_json(), parse_constant=pytest.fail)
+        assert document["recipes"][0]["stages"][0]["relative_l2"] is None
     poisoned = inputs(40)
     poisoned["k"][3, 0, 0] = np.nan
     assert match(run("cutlass-fp8", poisoned), recipes=["cutlass-fp8"]).exit_code == 0
+
+
+def test_what_is_not_finite_ranks_behind_any_distance() -> None:
+    def one(difference: float, lost: int) -> Fit:
+        stage = StageFit(
+            name="out",
+            backward=False,
+            elements=10,
+            equal=4,
+            difference=difference,
+            norm=1.0,
+            lost=lost,
+        )
+        return Fit(stages=(stage,))
+
+    keys = [one(*x).key for x in ((1e-9, 0), (0.5, 0), (1e9, 0), (0.0, 1))]
+    assert keys == sorted(keys, reverse=True)
+    assert len(set(keys)) == 4
+    assert one(0.0, 1).plus(one(0.0, 2)).stages[0].lost == 3
+
+
+@pytest.mark.parametrize(
+    ("stages", "near"),
+    [  # name, share of equal elements, relative L2
+        ([("out", 0.0, 1.0)], False),
+        ([("out", 0.049, 0.8)], False),
+        ([("out", 0.0, 0.79)], True),
+        ([("out", 0.05, 1.4)], True),
+        ([("out", 0.0, 1.4), ("lse", 0.02, 0.3)], False),  # of another mask
+        ([("out", 0.0, 1.4), ("lse", 1.0, 0.0)], True),
+        ([("lse", 0.0, 1e-4)], True),
+        ([("s", 1.0, 0.0), ("out", 0.0, 1.4)], True),
+    ],
+)
+def test_a_recipe_is_near_by_bits_or_by_distance(
+    stages: list[tuple[str, float, float]], near: bool
+) -> None:
+    made = [
+        StageFit(
+            name=name,
+            backward=False,
+            elements=1000,
+            equal=round(1000 * share),
+            difference=distance**2,
+            norm=1.0,
+        )
+        for name, share, distance in stages
+    ]
+    assert Fit(stages=tuple(made)).near == near
+
+
+def test_float32_that_was_not_rounded_gets_a_hint() -> None:
+    given = run("cutlass-fp8", inputs(24))
+    wide = np.asarray(given["out"], np.float32)
+    assert match(given | {"out": wide}, recipes=["cutlass-fp8"], knobs=False).notes == ()
+    found = match(given | {"out": wide * np.float32(1.0003)}, recipes=["cutlass-fp8"], knobs=False)
+    assert "out is float32 with values that are no bfloat16" in found.to_text()
+
+
+def test_no_part_is_tried_twice_and_a_change_that_gives_every_bit_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[tuple[str, str, bool]] = []
+
+    def counted(recipe: Recipe, sample: Any, *, backward: bool = True) -> Fit:
+        tried.append((recipe.to_json(), sample.name, backward))
+        return fit(recipe, sample, backward=backward)
+
+    monkeypatch.setattr(turning, "fit", counted)
+    seen: list[str] = []
+    given = run(changed("fp8-fa4", {"softmax.p_offset": 7}), inputs(12))
+    found = match(
+        given,
+        recipes=["fp8-fa4", "fp8-fa3"],
+        progress=lambda done, total, name: seen.append(name),
+    )
+    assert found.turns[0].words == "softmax.p_offset 8 -> 7"
+    assert found.best.recipes == ("fp8-fa4",)
+    assert len(tried) > 50
+    assert len(tried) == len(set(tried))
+    changes = [name for name in seen if "change 1 of at most" in name]
+    assert changes
+    assert all(name.startswith("fp8-fa4") for name in changes)
 
 
 def test_the_command_says_it_all(
@@ -355,7 +498,7 @@ def test_the_command_says_it_all(
     planted = changed("cutlass-fp8", {"softmax.row_sum": "ascending"})
     folder = tmp_path / "outputs"
     folder.mkdir()
-    for at, tokens in enumerate((40, 70)):
+    for at, tokens in enumerate((12, 40)):
         given = run(planted, inputs(tokens, seed=at))
         write_safetensors(folder / f"Case {at}.safetensors", stored(given))
     arguments = ["recipes", "match", str(folder), "--recipe", "cutlass-fp8"]
@@ -374,4 +517,9 @@ def test_the_command_says_it_all(
     assert document["exact"] is True
     assert cli.main([*arguments, "--full", "--no-knobs"]) == 1
     assert cli.main([*arguments, "--causal", "--write", str(written)]) == 2
-    assert cli.main(["recipes", "match", str(tmp_path / "none"), "--causal"]) == 2
+    capsys.readouterr()
+    for options in ([], ["--causal"]):
+        assert cli.main(["recipes", "match", str(tmp_path / "none"), *options]) == 2
+        assert "there is no file or folder" in capsys.readouterr().err
+    assert cli.main(["recipes", "match", str(tmp_path)]) == 2
+    assert "no .safetensors file" in capsys.readouterr().err

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from flamia_ref import cli
-from flamia_ref.attention import RECIPES, forward
+from flamia_ref.attention import RECIPES, backward, forward
 from flamia_ref.formats import PRESETS, dequantize, quantize
-from flamia_ref.leakage import CapacityReport, capacity, replaced_suffix
-from flamia_ref.leakage.information import scale_reach
+from flamia_ref.leakage import CapacityReport, Severity, capacity, replaced_suffix, structure
+from flamia_ref.leakage.information import bounds, rows, scale_reach
 from flamia_ref.leakage.information.changes import CHANGE_FAMILIES, Drawn, change_of, drawn_inputs
 from flamia_ref.leakage.information.drawing import measured
 from flamia_ref.leakage.information.entropy import entropy, interval
@@ -97,6 +97,119 @@ def test_formats_that_are_not_enumerated_say_why() -> None:
     for name in ("flashinfer-nvfp4", *(n for n in PRESETS if "4over6" in n)):
         assert scale_reach.not_enumerable(PRESETS[name])
     assert scale_reach.not_enumerable(PRESETS["te-mx-e4m3"]) is None
+
+
+SCALES = 248
+"""E8M0 scales of bfloat16 magnitudes by the round-up rule."""
+
+
+def test_how_many_scales_there_are() -> None:
+    # The rule changes at 448 times powers of two alone: of each binade its ends and 1.75, and the subnormal powers.
+    wide = [2.0**e * m for e in range(-133, 128) for m in (1, 1.75, 1.9921875)]
+    found = {max(power_up(x, 448.0), -127) for x in wide}
+    block_format = PRESETS["te-mx-e4m3"]
+    assert scale_reach.scale_count(block_format) == len(found) == SCALES
+    # Of computed values also 2^127, where they are infinite, and NaN.
+    assert scale_reach.scale_count(block_format, computed=True, zero=True) == SCALES + 2
+
+
+def row_bounds(recipe: str, length: int, head_dim: int) -> dict[tuple[str, str], float | None]:
+    """Bits of a row by output and severity."""
+    shared = structure(recipe, lengths=[length])
+    # Bounds of rows are of all values; these are for figures of a sample.
+    values = {x: np.ones((32, head_dim), np.float32) for x in ("q", "k", "v", "do")}
+    values |= {x: np.ones((32, 32), np.float32) for x in ("p", "ds")}
+    uses = bounds.use_bounds(shared, values, head_dim=head_dim, growths=())
+    return {
+        (row.output, one.severity.value): row.bits
+        for one in rows.severity_bounds(uses, shared)
+        for row in one.rows
+    }
+
+
+def rows_of_outliers(recipe: str, loud: list[list[int]]) -> list[tuple[bytes, ...]]:
+    """O of token 30 of 32, channel by channel, that sees values from 1 to 2^-15 that weigh alike in it, with V of token
+    31, which it must not see, 2^`loud` in each channel; for each of `loud`, a head of one pass."""
+    heads, channels, small = len(loud), len(loud[0]), np.arange(31) % 16
+    q, k, v = (np.zeros((32, heads, size), np.float32) for size in (32, 32, channels))
+    q[..., 0] = 1
+    k[:31, :, 0] = ((small - 15) * np.log(2))[:, None]
+    odd = 1 + 0.875 * (np.arange(31) * 5 % 3 == 1) + 0.4375 * (np.arange(31) * 5 % 3 == 2)
+    v[:31] = np.ldexp(odd, -small)[:, None, None]
+    v[31] = np.exp2(loud)
+    x = forward(q.astype(BF16), k.astype(BF16), v.astype(BF16), recipe, softmax_scale=1.0).out
+    return [tuple(one.tobytes() for one in head) for head in np.asarray(x)[30]]
+
+
+@pytest.mark.parametrize("name", ["cudnn-mxfp8", "cudnn-mxfp8-reference"])
+def test_a_row_shows_more_than_a_token_of_its_block_and_less_than_its_bound(name: str) -> None:
+    """One illegal token alone: the row has more values than any element of it could have, 6."""
+    powers = list(range(-12, 26))
+    one = set(rows_of_outliers(name, [[power] for power in powers]))
+    bits = row_bounds(name, 32, 1)["out", "forward"]
+    assert bits == pytest.approx(math.log2(SCALES))
+    assert 6 < len(one) <= 2**bits
+    few = powers[::5]
+    two = set(rows_of_outliers(name, [[a, b] for a in few for b in few]))
+    assert len(two) == len({a for a, _ in two}) ** 2 > 6  # their bits add
+    assert row_bounds(name, 32, 2)["out", "forward"] == pytest.approx(2 * math.log2(SCALES))
+
+
+@pytest.mark.parametrize("name", ["cudnn-mxfp8", "flamia-mxfp8-unguarded"])
+def test_rows_never_take_more_values_than_their_bound(name: str) -> None:
+    """Counted: every row of every output, over illegal tokens each as loud as 2^-40 to 2^40, tensor by tensor."""
+    random = np.random.default_rng(6)
+    tensors, powers = ("q", "k", "v", "dout"), np.arange(-40, 41, 4)
+    given = {
+        tensor: np.ldexp(random.standard_normal((8, 1, 32)), random.integers(-9, 1, (8, 1, 32)))
+        for tensor in tensors
+    }
+    counts: dict[tuple[str, int], int] = {}
+    for changed, tokens, seen in (
+        (tensors, slice(5, 8), {"out": range(5), "lse": range(5), "dq": range(5)}),
+        (("q", "dout"), slice(0, 3), {"dk": range(3, 8), "dv": range(3, 8)}),
+    ):
+        # A head for each tensor that is changed and each power: heads do not know of each other.
+        x = {
+            tensor: one.repeat(len(changed) * len(powers), axis=1) for tensor, one in given.items()
+        }
+        for index, tensor in enumerate(changed):
+            heads = slice(index * len(powers), (index + 1) * len(powers))
+            x[tensor][tokens, heads] = np.ldexp(x[tensor][tokens, heads], powers[:, None])
+        q, k, v, dout = (x[tensor].astype(BF16) for tensor in tensors)
+        ahead = forward(q, k, v, name)
+        back = backward(q, k, v, dout, ahead)
+        every = {"out": ahead.out, "lse": np.asarray(ahead.lse).T[..., None]}
+        every |= {"dq": back.dq, "dk": back.dk, "dv": back.dv}
+        for output, kept in seen.items():
+            for row in kept:
+                heads_of_row = np.asarray(every[output])[row]
+                counts[output, row] = len({one.tobytes() for one in heads_of_row})
+    most: dict[str, float] = {}
+    for (output, severity), bits in row_bounds(name, 8, 32).items():
+        assert bits is not None
+        if severity != "past":
+            most[output] = bits
+    for (output, _), count in counts.items():
+        assert math.log2(count) <= most.get(output, 0.0), (output, count)
+    assert {output for (output, _), count in counts.items() if count > 1} == set(most)
+
+
+def test_only_the_scales_that_are_counted_tell() -> None:
+    shared = structure("cudnn-mxfp8", lengths=[40])
+    uses = {str(one.use): one.use for one in shared.uses}
+    for given, legal in (((), False), (("dq.k",), False), (("o.v",), True)):
+        assert (
+            rows._alone_in(tuple(uses[x] for x in given), "out", Severity.FORWARD, shared) is legal
+        )
+
+
+def test_equal_scales_count_once() -> None:
+    # K has one scale of 32 by 32 in S and in dQ, V in O and in dP; dO in dP takes the sum of exponentials, in float32.
+    found = row_bounds("flamia-mxfp8-unguarded", 32, 32)
+    inputs, computed = math.log2(SCALES), math.log2(SCALES + 2)
+    assert found["out", "forward"] == pytest.approx(3 * inputs)  # Q, K, V
+    assert found["dq", "backward"] == pytest.approx(3 * inputs + 2 * computed)  # and dO, dS
 
 
 def test_entropy_of_what_is_known() -> None:
@@ -186,8 +299,8 @@ def test_what_is_legal_keeps_its_bits(drawn: Drawn, family: str) -> None:
     wanted = dict.fromkeys(seen, kept)
     if drawn is Drawn.SUFFIX:
         wanted |= {"dk": np.zeros(32, bool), "dv": np.zeros(32, bool)}
-    for name, rows in wanted.items():
-        assert (seen[name] == rows).all(), name
+    for name, tokens_seen in wanted.items():
+        assert (seen[name] == tokens_seen).all(), name
 
 
 @pytest.fixture(scope="module")
@@ -196,13 +309,13 @@ def leaking() -> CapacityReport:
 
 
 def test_a_recipe_that_leaks(leaking: CapacityReport) -> None:
-    bounds = {one.severity.value: one.token for one in leaking.severities}
-    # 32 channels with a scale of their own, each 6 values at most; V, and in the backward V, dO, K and Q.
-    assert bounds == {
-        "forward": pytest.approx(32 * math.log2(6)),
+    found_bounds = {one.severity.value: one.row for one in leaking.severities}
+    # 32 channels with a scale of their own: of V in O; dQ, which can have most, sees those of V, by delta, and of K.
+    assert found_bounds == {
+        "forward": pytest.approx(32 * math.log2(SCALES)),
         "cross_document": 0,
         "past": 0,
-        "backward": pytest.approx(4 * 32 * math.log2(6)),
+        "backward": pytest.approx(2 * 32 * math.log2(SCALES)),
     }
     assert {str(one.use) for one in leaking.uses if not one.legal} == {
         "o.v",
@@ -229,13 +342,13 @@ def test_the_json(leaking: CapacityReport) -> None:
     assert document["settings"]["seed"] == 0
     forward_ = document["severities"][0]
     assert (forward_["severity"], forward_["seen"]) == ("forward", True)
-    assert set(document["meanings"]) >= {"severities.token", "entropies.low", "probes.gain"}
+    assert set(document["meanings"]) >= {"severities.row", "entropies.low", "probes.gain"}
     assert all(one["distinct"] == 1 for one in document["entropies"] if not one["leaks"])
 
 
 def test_a_recipe_that_is_legal_has_exactly_0() -> None:
     found = capacity("flamia-mxfp8", samples=3, lengths=[64, 20])
-    assert [one.token for one in found.severities] == [0, 0, 0, 0]
+    assert [one.row for one in found.severities] == [0, 0, 0, 0]
     assert all(one.entropy.distinct == 1 for one in found.entropies)
     assert {one.output for one in found.entropies} == {"out", "lse", "dq", "dk", "dv"}
     assert all(one.differing == 0 and one.gain.bits == 0 for one in found.probes)
@@ -255,9 +368,19 @@ def test_scales_of_pairs_and_of_tiles_are_seen() -> None:
 
 
 def test_a_bound_that_excludes_what_was_seen_is_reported(leaking: CapacityReport) -> None:
-    wrong = replace(leaking, severities=tuple(replace(s, token=0.0) for s in leaking.severities))
-    assert not wrong.consistent
-    assert "one of them is wrong" in str(wrong)
+    for most in (None, 2.0):  # 8 draws had more than 2^2 outcomes
+        wrong = replace(
+            leaking,
+            severities=tuple(
+                replace(
+                    one,
+                    rows=() if most is None else tuple(replace(x, bits=most) for x in one.rows),
+                )
+                for one in leaking.severities
+            ),
+        )
+        assert not wrong.consistent
+        assert "one of them is wrong" in str(wrong)
 
 
 def test_equal_arguments_give_equal_figures() -> None:
@@ -268,7 +391,7 @@ def test_equal_arguments_give_equal_figures() -> None:
                 head_dim=32,
                 cut=20,
                 length=32,
-                samples=4,
+                samples=2,
                 seed=5,
                 families=["outliers"],
             )
@@ -334,6 +457,28 @@ def test_suffixes_that_cannot_be_replaced() -> None:
         replaced_suffix(q, k, v, [0, 40, 70], "cudnn-mxfp8", cuts=[50, 3])
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_suffixes_that_are_not_finite(name: str, value: float) -> None:
+    x = documents()
+    x[name][45, 0, 3] = value
+    with pytest.raises(ValueError, match=f"^{name} has elements that are NaN or infinite"):
+        replaced_suffix(x["q"], x["k"], x["v"], [0, 40, 70], "cudnn-mxfp8", dout=x["dout"])
+
+
+def test_a_dout_that_does_not_fit_is_named() -> None:
+    x = documents()
+    args = (x["q"], x["k"], x["v"], [0, 40, 70])
+    with pytest.raises(
+        ValueError, match=r"^dout has shape \(69, 2, 32\); it must be \(70, 2, 32\)"
+    ):
+        replaced_suffix(*args, "cudnn-mxfp8", dout=x["dout"][:69])
+    with pytest.raises(ValueError, match=r"^v has shape \(69, 1, 32\)"):
+        replaced_suffix(x["q"], x["k"], x["v"][:69], [0, 40, 70], "cudnn-mxfp8")
+    with pytest.raises(ValueError, match="'fp8-fa4' has no backward, and dout is given"):
+        replaced_suffix(*args, "fp8-fa4", dout=x["dout"])
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
     try:
         code = cli.main([str(argument) for argument in ("leak", "capacity", *arguments)])
@@ -345,16 +490,24 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "capacity.png"
-    few = ("--samples", 2, "--lengths", 40)
-    code, output, errors = run(
-        capsys, "--recipe", "cudnn-mxfp8", *few, "--json", "--picture", picture
-    )
+    document = tmp_path / "capacity.json"
+    # A document of one token has nothing illegal; those that are drawn have, and their bounds say so.
+    given = ("--recipe", "cudnn-mxfp8", "--samples", 2, "--lengths", 1)
+    code, output, errors = run(capsys, *given, "--json", document, "--picture", picture)
     assert (code, errors) == (1, "")
-    assert json.loads(output)["leaks"] is True
+    assert "LEAKS" in output
+    assert "one of them is wrong" not in output
+    found = json.loads(document.read_text())
+    assert found["leaks"] is True
+    assert found["severities"][0]["row"] == pytest.approx(32 * math.log2(SCALES))
+    assert (found["settings"]["lengths"], found["settings"]["drawn"]) == ([1], [32, 20, 12])
     assert picture.read_bytes().startswith(b"\x89PNG")
-    code, _, errors = run(capsys, "--recipe", "cudnn-mxfp8", *few, "--picture", picture)
-    assert code == 2
-    assert "exists" in errors
+    for option, file in (("--picture", picture), ("--json", document)):
+        before = file.read_bytes()
+        code, _, errors = run(capsys, *given, option, file)
+        assert code == 2
+        assert f"{file.name} exists; choose another name, or replace it with --force" in errors
+        assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -364,6 +517,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (("--recipe", "cudnn-mxfp8", "--samples", 1), "samples is 1; it must be 2 or more"),
         (("--recipe", "cudnn-mxfp8", "--seed", -1), "seed is -1"),
         (("--recipe", "cudnn-mxfp8", "--lengths", "4,x"), "must be whole numbers"),
+        (("--recipe", "cudnn-mxfp8", "--lengths", "0"), "lengths is [0]; it must be"),
     ],
 )
 def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: Any, complaint: str) -> None:

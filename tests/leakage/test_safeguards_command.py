@@ -57,6 +57,10 @@ def test_a_study_with_its_table_its_picture_and_its_json(
         ("--recipe", "cudnn-mxfp8", "--at", "0"),
         ("--recipe", "cudnn-mxfp8", "--lengths", "x"),
         ("--recipe", "cudnn-mxfp8", "--data", "/nowhere/inputs.npz"),
+        ("--recipe", "cudnn-mxfp8", "--head-dim", "0"),
+        ("--recipe", "cudnn-mxfp8", "--head-dim=-4"),
+        ("--recipe", "cudnn-mxfp8", "--runs", "0"),
+        ("--recipe", "cudnn-mxfp8", "--most", "0"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -65,3 +69,13 @@ def test_bad_input_is_one_line(
     code, output, errors = run(capsys, *arguments)
     assert (code, output) == (2, "")
     assert errors.count("\n") == 1
+
+
+def test_a_file_of_fewer_tokens_than_lengths_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = Path(__file__).parents[1] / "oracles" / "smollm2" / "layer14-group0.npz"
+    arguments = ("--recipe", "cudnn-mxfp8", "--data", file, "--lengths", "512,1")
+    code, output, errors = run(capsys, *arguments)
+    assert (code, output) == (2, "")
+    assert "has 512 tokens, and --lengths asks for 513; give 512 or fewer" in errors

@@ -1,6 +1,7 @@
 """The safeguards study: known verdicts, costs and fronts by brute force; nothing leaky is ever called proven."""
 
 import dataclasses
+import itertools
 import json
 import random
 from fractions import Fraction
@@ -18,9 +19,10 @@ from flamia_ref.leakage import Alternative, SafeguardsStudy, safeguards_study, s
 from flamia_ref.leakage.safeguarding import studying
 from flamia_ref.leakage.safeguarding.alternatives import groups_of
 from flamia_ref.leakage.safeguarding.applying import applied
+from flamia_ref.leakage.safeguarding.combining import differing
 from flamia_ref.leakage.safeguarding.costs import Costs
 from flamia_ref.leakage.safeguarding.measuring import Measurer, overall
-from flamia_ref.leakage.safeguarding.points import Standing, front_of, merits, standing
+from flamia_ref.leakage.safeguarding.points import Merits, Standing, front_of, standing
 from flamia_ref.leakage.safeguarding.study_samples import from_file, synthetic
 
 SMALL: dict[str, Any] = {"lengths": [72], "head_dim": 32, "prove_front": False}
@@ -74,6 +76,18 @@ def test_nvidias_answer_is_cudnns_recipe_in_bfloat16_over_tokens() -> None:
     choices = dict.fromkeys(("q", "k", "v", "do"), OVER_TOKENS)
     from_twin = chosen("flamia-mxfp8-unguarded", choices)
     assert parts(from_twin, *PRODUCTS) == parts(RECIPES["cudnn-mxfp8-pv-bf16"], *PRODUCTS)
+
+
+def test_what_of_a_recipe_differs_beside_equal_products_is_said(cudnn: SafeguardsStudy) -> None:
+    over_tokens = chosen(
+        "flamia-mxfp8-unguarded", dict.fromkeys(("q", "k", "v", "do"), OVER_TOKENS)
+    )
+    assert differing(over_tokens, "cudnn-mxfp8-pv-bf16") == ("softmax", "gradient")
+    answer = cudnn.named("cudnn-mxfp8-pv-bf16")
+    assert answer is not None
+    assert (answer.but_for, answer.titles) == ({"cudnn-mxfp8-pv-bf16": ()}, answer.names)
+    other = dataclasses.replace(answer, but_for={answer.names[0]: ("softmax", "gradient")})
+    assert other.titles == ("cudnn-mxfp8-pv-bf16 but for softmax and gradient",)
 
 
 def test_without_its_safeguards_the_guarded_recipe_has_the_inputs_of_its_twin() -> None:
@@ -211,7 +225,8 @@ def test_fronts_by_brute_force() -> None:
     draw = random.Random(1)
     for _ in range(200):
         points = [
-            tuple(float(draw.randint(0, 4)) for _ in range(3)) for _ in range(draw.randint(0, 12))
+            Merits(*(float(draw.randint(0, 4)) for _ in range(3)))  # type: ignore[arg-type]
+            for _ in range(draw.randint(0, 12))
         ]
         found = front_of(points)
         for place, (error, work, size) in enumerate(points):
@@ -219,17 +234,89 @@ def test_fronts_by_brute_force() -> None:
                 e <= error and w <= work and s <= size and (e < error or w < work or s < size)
                 for e, w, s in points
             )
-            first = points.index((error, work, size)) == place
+            first = points.index(Merits(error, work, size)) == place
             assert (place in found) == (first and not worse)
 
 
-def test_small_differences_of_errors_and_bytes_do_not_count() -> None:
-    one = merits(0.0700, Fraction(1, 3), 325.1)
-    assert merits(0.0700 * 1.001, Fraction(1, 3), 325.2) == one
-    assert merits(0.0700 * 1.05, Fraction(1, 3), 325.1)[0] > one[0]
-    assert merits(0.0700, Fraction(1, 3), 325.1 * 1.02)[2] > one[2]
-    assert merits(0.0700, Fraction(1001, 3000), 325.1)[1] > one[1]
-    assert merits(0.0, Fraction(0), 0.0) < one
+# Error, work in percent, bytes: pairs that were on one front; the second is no worse, but for 0.7 to 1%, and better.
+PAIRS = (
+    ((0.0630, 33.85, 652.0), (0.0636, 33.33, 523.0)),
+    ((0.0709, 0.51, 460.0), (0.0715, 0.0, 460.0)),
+    ((0.0403, 66.67, 519.0), (0.0406, 66.67, 453.0)),
+)
+
+
+def merits(error: float, work: float, kept: float) -> Merits:
+    return Merits(error, Fraction(work), kept)
+
+
+@pytest.mark.parametrize(("beaten", "better"), PAIRS)
+def test_a_point_beaten_but_for_chance_is_on_no_front(
+    beaten: tuple[float, float, float], better: tuple[float, float, float]
+) -> None:
+    both = [merits(*beaten), merits(*better)]
+    assert front_of(both) == [1]
+    assert front_of(both[::-1]) == [0]
+    # 4% are no chance.
+    assert front_of([both[0]._replace(error=both[1].error / 1.04), both[1]]) == [0, 1]
+
+
+def test_what_counts_as_a_difference() -> None:
+    one = merits(0.0700, 33, 325.0)
+    for other, counts in (
+        (one._replace(error=0.0720), False),
+        (one._replace(error=0.0722), True),
+        (one._replace(kept=328.0), False),
+        (one._replace(kept=329.0), True),
+        (one._replace(work=one.work + Fraction(1, 10**9)), True),
+    ):
+        assert front_of([other, one]) == ([1] if counts else [0]), other
+    assert front_of([merits(0.01, 0, 0), merits(0, 0, 0)]) == [1]
+
+
+def test_a_front_of_near_points_is_the_only_set_of_its_kind() -> None:
+    """By trying every set: no point of it beats another of it, and whoever is out is beaten by one of it."""
+
+    def beats(one: Merits, other: Merits) -> bool:
+        ratio_error = Fraction(one.error) / Fraction(other.error)
+        ratio_kept = Fraction(one.kept) / Fraction(other.kept)
+        step, small = Fraction(103, 100), Fraction(101, 100)
+        no_worse = ratio_error <= step and one.work <= other.work and ratio_kept <= small
+        return no_worse and (
+            ratio_error < 1 / step or one.work < other.work or ratio_kept < 1 / small
+        )
+
+    draw = random.Random(3)
+    dropped = chained = 0
+    for _ in range(60):
+        points = [
+            merits(draw.randint(90, 110), draw.randint(0, 2), draw.randint(295, 305))
+            for _ in range(7)
+        ]
+        matrix = [[beats(x, y) for y in points] for x in points]
+        kernels = []
+        for bits in itertools.product([False, True], repeat=7):
+            inside = [place for place in range(7) if bits[place]]
+            if all(any(matrix[one][place] for one in inside) != bits[place] for place in range(7)):
+                kernels.append(inside)
+        (kernel,) = kernels
+        found = front_of(points)
+        assert set(found) <= set(kernel)
+        # Equal points: neither is better, neither is worse; the first of them is there.
+        for place in set(kernel) - set(found):
+            gone = points[place]
+            assert any(
+                one < place
+                and not matrix[one][place]
+                and points[one].work == gone.work
+                and abs(points[one].error / gone.error - 1) <= 0.031
+                and abs(points[one].kept / gone.kept - 1) <= 0.0101
+                for one in found
+            )
+        dropped += len(kernel) < 7
+        chained += any(any(matrix[x][place] for x in range(7)) for place in kernel)
+    assert dropped > 50
+    assert chained > 0
 
 
 # Standing.
@@ -280,7 +367,8 @@ def test_a_planted_leak_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(point.proven or point.front for point in found.points)
 
 
-def test_a_front_that_both_methods_call_legal_is_proven() -> None:
+def test_a_front_that_both_methods_call_legal_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studying, "_PROOF", (12, 4))  # seconds less
     every = ("o.v", "dv.do", "dq.k", "dk.q")
     found = safeguards_study(
         chosen("cudnn-mxfp8", dict.fromkeys(every[1:], HIGH)),
@@ -335,13 +423,15 @@ def test_what_was_not_measured_would_not_be_on_the_front() -> None:
     assert every.measured > found.measured
 
     def figures(study: SafeguardsStudy) -> list[Any]:
-        return sorted(merits(x.error, x.work[0], x.kept) for x in study.front)
+        return sorted((x.error, x.work[0], x.kept) for x in study.front)
 
     assert figures(found) == figures(every)
 
 
 def test_runs_that_are_spent_are_said(cudnn: SafeguardsStudy) -> None:
-    short = safeguards_study("cudnn-mxfp8", **SMALL, runs=1)
+    base = chosen("cudnn-mxfp8", {"dv.do": FOLDED, "dk.q": FOLDED})
+    some = {**SMALL, "lengths": [40], "groups": ["o.v", "dq.k"]}
+    short = safeguards_study(base, **some, runs=1)
     assert cudnn.missing == 0
     assert short.missing > 0
     assert "NOT ALL MEASURED" in short.to_text()
@@ -397,6 +487,21 @@ def test_a_file_of_inputs(tmp_path: Path) -> None:
     assert sample.lengths == (30, 10)
     assert sample.softmax_scale == 0.125
     assert (sample.dout.view(np.uint16) == bits["dout_bits"][:40, :1]).all()
+    with pytest.raises(ValueError, match="has 50 tokens, and --lengths asks for 51; give 50 or"):
+        from_file(file, 51, given_by="--lengths")
+    lost = bits["v_bits"].copy()
+    lost[3, 0, 5], lost[7, 0, 1] = 0x7FC0, 0xFF80
+    np.savez(file, **{**bits, "v_bits": lost}, **settings)
+    with pytest.raises(
+        ValueError, match=r"v_bits of .*inputs\.npz has 2 of 1280 values that are NaN"
+    ):
+        from_file(file, 40)
+    np.savez(file, **bits, **{**settings, "cu_seqlens": np.array([0, 30, 20, 50])})
+    with pytest.raises(ValueError, match=r"inputs\.npz: cu_seqlens\[2\] is 20"):
+        from_file(file, 50)
+    np.savez(file, **bits, **{**settings, "softmax_scale": np.float64("nan")})
+    with pytest.raises(ValueError, match=r"softmax_scale of .*inputs\.npz is"):
+        from_file(file, 40)
     np.savez(file, **{**bits, "q_bits": bits["q_bits"][:9]}, **settings)
     with pytest.raises(ValueError, match="must be uint16"):
         from_file(file, 40)
@@ -417,13 +522,56 @@ def test_a_file_of_inputs(tmp_path: Path) -> None:
         ({"at": []}, "at is"),
         ({"at": [2.5]}, "at is"),
         ({"lengths": [0]}, "lengths is"),
-        ({"most": 3}, "combinations of alternatives that are safe alone; allowed are 3"),
+        ({"lengths": [1]}, "the relative error of dq is inf"),
+        ({"head_dim": 0}, "head_dim is 0; it must be a whole number from 1"),
+        ({"head_dim": -4}, "head_dim is -4"),
+        ({"head_dim": "a"}, "head_dim is 'a'"),
+        ({"sample": 5}, "sample is 5; it must be a StudySample"),
+        ({"most": "a"}, "most is 'a'; it must be a whole number from 1 on"),
+        ({"runs": -1}, "runs is -1"),
+        ({"runs": "a"}, "runs is 'a'"),
+        ({"groups": []}, "groups is []; name groups that change (o.v, dv.do, dq.k, dk.q)"),
+        ({"groups": "o.v"}, "groups is 'o.v'; it must be a list"),
+        ({"without": 3}, "without is 3; it must be a list"),
+        ({"exhaustive": "no"}, "exhaustive is 'no'"),
+        ({"progress": 3}, "progress is 3"),
+        (
+            {"most": 3, "without": [x for x in Alternative if x not in ("as it is", FOLDED, HIGH)]},
+            "combinations of alternatives that are safe alone; allowed are 3",
+        ),
     ],
 )
 def test_refusals_are_one_line(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError) as refused:  # noqa: PT011  its text is looked at below
+    with pytest.raises((ValueError, TypeError)) as refused:
         safeguards_study("cudnn-mxfp8", **{**SMALL, "lengths": [40], **changes})
     assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ("nan", "q of sample synthetic, with outliers has 1 of 1280 values that are NaN or inf"),
+        ("float32", "q of sample synthetic, with outliers is float32 [40, 1, 32]; it must be bf"),
+        ("short", "k of sample synthetic, with outliers is [5, 1, 32]"),
+        ("scale", "softmax_scale of sample synthetic, with outliers is 'x'"),
+        ("documents", "documents of sample synthetic, with outliers is 5"),
+    ],
+)
+def test_a_sample_that_cannot_be_measured_is_refused(changed: str, message: str) -> None:
+    sample = synthetic([40], 32)
+    lost = sample.q.copy()
+    lost[3, 0, 1] = np.nan
+    changes: dict[str, dict[str, Any]] = {
+        "nan": {"q": lost},
+        "float32": {"q": sample.q.astype(np.float32)},
+        "short": {"k": sample.k[:5]},
+        "scale": {"softmax_scale": "x"},
+        "documents": {"documents": 5},
+    }
+    with pytest.raises((ValueError, TypeError)) as refused:
+        safeguards_study("cudnn-mxfp8", sample=sample._replace(**changes[changed]))
+    assert str(refused.value).startswith(message)
     assert "\n" not in str(refused.value)
 
 

@@ -16,7 +16,7 @@ The steps. All float32 operations round to nearest even; every NaN is 0x7fffffff
 on e4m3, which keeps 13 bits of a fraction; ex2, lg2, rcp and tanh are mufu.sm90. maxnum ignores a NaN beside a number.
 Tiles of 128 queries by 224 keys start at the document; places past its end hold +0.
 
-1. Descales dq, dk, dv and codes of q, k and v as in `fp8-fa4`, 1.
+1. Descales dq, dk, dv and codes of q, k and v as in `fp8-fa4`, 1, also what a NaN does.
 2. S = f8 over ascending channels of the codes of q and k, from +0. c = fl(c0 fl(dq dk)), c0 the float32 of the float64
    product of the float32 softmax_scale and log2(e).
 3. Key tiles descend, from the last that holds a visible key. A masked S is -inf.

@@ -14,7 +14,10 @@ instruction sm100.tcgen05.f8f6f4 on e4m3, ex2, lg2 and rcp are mufu.sm90, poly i
 beside a number. Tiles of 128 start at the document; places past its end hold +0.
 
 1. For each document and key/value head a descale of q (of all query heads of the group), of k and of v: dq, dk, dv =
-   fl(amax / 448), 1 where amax is 0. Codes are e4m3(fl(x / descale)), 448 in magnitude at most.
+   fl(amax / 448), 1 where amax is 0. Codes are e4m3(fl(x / descale)), 448 in magnitude at most. amax is NaN where an
+   element is, as torch's amax has it, and infinite where one is: assumed too. Either of them in q or k so reaches every
+   row of the document and group of heads, earlier ones too: out is NaN, and lse -inf, as in a row that sees no key.
+   One in v makes out NaN in all of them. With an amax that skips NaN, rows that do not see it would not move.
 2. S = f8 over ascending channels of the codes of q and k, from +0. c = fl(fl(fl(softmax_scale) 0x3fb8aa3b) fl(dq dk)).
 3. Key tiles descend, from the last that holds a visible key. A masked S is -inf.
 4. m = maxnum(m_old, largest S of the tile); the first tile has no m_old. ms = m, or 0 where m = -inf. From the second

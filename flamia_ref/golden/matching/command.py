@@ -48,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--write", metavar="FILE", help="write the recipe that gives every bit, if there is one"
     )
-    parser.add_argument("--force", action="store_true", help="replace an existing file")
+    parser.add_argument(
+        "--force", action="store_true", help="replace an existing file, and that of --json"
+    )
     mask = parser.add_mutually_exclusive_group()
     mask.add_argument(
         "--causal", action="store_true", default=None, help="OUTPUTS: later keys are hidden"

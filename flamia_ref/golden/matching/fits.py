@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 
 Key = tuple[float, ...]
 
+NEAR_SHARE = 0.05
+"""The share of equal elements of a stage from which a recipe is near; by chance alone few are equal."""
+NEAR_DISTANCE = 0.8
+"""The relative L2 distance below which a recipe is near.
+
+Of `out` the registered ones are at most about 0.33 apart, another mask is at 0.86, zeros at 1, other inputs above.
+"""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageFit:
@@ -33,6 +41,7 @@ class StageFit:
         elements: those that were compared; masked pairs that a kernel skipped are not.
         equal: those whose bits are equal, a NaN equal to any other.
         difference, norm: sums of squares, of the difference and of the recipe's values, where both are finite.
+        lost: those that are NaN or infinite in one alone, or differently so: no distance says how far apart they are.
         steps: the largest distance in representable numbers, of codes in codes; None where nothing is a number.
         note: why it cannot be compared, "" where it can.
     """
@@ -43,6 +52,7 @@ class StageFit:
     equal: int = 0
     difference: float = 0.0
     norm: float = 0.0
+    lost: int = 0
     steps: int | None = 0
     note: str = ""
 
@@ -60,8 +70,8 @@ class StageFit:
 
     @property
     def relative_l2(self) -> float:
-        """The relative L2 distance: 0 for equal values, infinity for any difference from zeros."""
-        if self.note:
+        """The relative L2 distance: 0 for equal values, infinite from zeros alone and where some are lost."""
+        if self.note or self.lost:
             return math.inf
         if self.norm == 0:
             return math.inf if self.difference else 0.0
@@ -76,6 +86,7 @@ class StageFit:
             "equal": self.equal,
             "relative_l2": distance if math.isfinite(distance) else None,
             "largest_distance": self.steps,
+            "not_finite": self.lost,
             "note": self.note,
         }
 
@@ -88,6 +99,7 @@ class StageFit:
             equal=self.equal + other.equal,
             difference=self.difference + other.difference,
             norm=self.norm + other.norm,
+            lost=self.lost + other.lost,
             steps=max(numbers, default=None),
             note=self.note or other.note,
         )
@@ -127,11 +139,28 @@ class Fit:
         return next((stage.name for stage in self.stages if not stage.exact), None)
 
     @property
+    def elements(self) -> int:
+        """How many elements were compared."""
+        return sum(stage.elements for stage in self.stages)
+
+    @property
+    def near(self) -> bool:
+        """Whether a stage has a share of `NEAR_SHARE` equal elements, or a relative L2 below `NEAR_DISTANCE`.
+
+        lse is a logarithm, which is close to that of anything: beside other stages only its bits count.
+        """
+        stages = [stage for stage in self.stages if stage.elements]
+        measured = [stage for stage in stages if stage.name != "lse"] or stages
+        return any(stage.share >= NEAR_SHARE for stage in stages) or any(
+            stage.relative_l2 < NEAR_DISTANCE for stage in measured
+        )
+
+    @property
     def key(self) -> Key:
         """What recipes are ranked by, the larger the better: the forward first, then the backward.
 
         Of each: whether every stage is equal; how many stages are, from the first on without a gap; how many in all;
-        their mean share of equal elements; minus their mean relative L2, at most 1 a stage.
+        their mean share of equal elements; minus their mean relative L2, at most 1 a stage, and 2 where it is none.
         """
         if self.failed:
             return (-1.0,) * 11
@@ -173,8 +202,12 @@ def _rank(stages: list[StageFit]) -> Key:
     chain = next((at for at, stage in enumerate(stages) if not stage.exact), len(stages))
     exact = sum(stage.exact for stage in stages)
     share = sum(stage.share for stage in stages) / len(stages)
-    distance = sum(min(stage.relative_l2, 1.0) for stage in stages) / len(stages)
+    distance = sum(map(_distance, stages)) / len(stages)
     return (float(chain == len(stages)), float(chain), float(exact), share, -distance)
+
+
+def _distance(stage: StageFit) -> float:
+    return min(stage.relative_l2, 1.0) if math.isfinite(stage.relative_l2) else 2.0
 
 
 def fit(recipe: Recipe, sample: Sample, *, backward: bool = True) -> Fit:
@@ -244,6 +277,7 @@ def _compared(sample: Sample, place: Place, expected: Tensor) -> StageFit:
         differs = differs & considered
         left, right = aligned.values(aligned.expected), aligned.values(aligned.actual)
         finite = np.isfinite(left) & np.isfinite(right) & considered
+        lost = int((differs & ~finite).sum())
         left, right = left[finite], right[finite]
         steps = aligned.largest(differs)[0] if differs.any() else 0
         elements = int(considered.sum())
@@ -254,5 +288,6 @@ def _compared(sample: Sample, place: Place, expected: Tensor) -> StageFit:
             equal=elements - int(differs.sum()),
             difference=float(np.square(left - right).sum()),
             norm=float(np.square(left).sum()),
+            lost=lost,
             steps=steps,
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flamia_ref.attention.description import data_differences
 from flamia_ref.golden.matching.fits import Fit, StageFit
-from flamia_ref.golden.matching.turning import Turn, percent, words
+from flamia_ref.golden.matching.turning import Turn, distance, percent, words
 
 if TYPE_CHECKING:
     from flamia_ref.attention import Recipe
@@ -67,6 +67,11 @@ class Match:
         return self.best.fit.exact and self.best.whole
 
     @property
+    def near(self) -> bool:
+        """Whether a recipe is near, by `Fit.near`; where none is, the order of the recipes says little."""
+        return any(one.fit.near for one in self.entries)
+
+    @property
     def exit_code(self) -> int:
         """0 where a recipe as it is gives every bit, else 1."""
         return 0 if self.exact else 1
@@ -86,6 +91,7 @@ class Match:
             "cases": list(self.cases),
             "compared_with_every_recipe": list(self.parts),
             "exact": self.exact,
+            "near": self.near,
             "recipes": [
                 {"names": list(one.recipes), "whole": one.whole, **one.fit.to_data()}
                 for one in self.entries
@@ -139,14 +145,24 @@ def _verdict(match: Match) -> str:
     if best.fit.failed:
         return f"no recipe can be run on this: {best.fit.failed}"
     where = best.fit.departs
-    name = (
-        best.recipes[0]
-        if len(best.recipes) == 1
-        else f"{' and '.join(best.recipes)} (the same here)"
-    )
+    if not match.near:
+        return _far(best.fit)
+    names = " and ".join(best.recipes)
+    one = len(best.recipes) == 1
+    name = f"{names} is closest" if one else f"{names} (the same here) are closest"
     if where is None:
-        return f"no recipe gives all of this; {name} is closest, equal in all that it has"
-    return f"no recipe gives every bit; {name} is closest and departs at {where}"
+        return f"no recipe gives all of this; {name}, equal in all that {'it has' if one else 'they have'}"
+    return f"no recipe gives every bit; {name} and {'departs' if one else 'depart'} at {where}"
+
+
+def _far(fit: Fit) -> str:
+    stage = next((stage for stage in fit.stages if not stage.exact and stage.elements), None)
+    best = (
+        ""
+        if stage is None
+        else f" ({percent(stage)} of {stage.name} equal, relative L2 {distance(stage)})"
+    )
+    return f"no recipe is near{best}; are inputs, mask and softmax_scale those of the kernel?"
 
 
 def _table(fit: Fit) -> list[str]:
@@ -173,10 +189,12 @@ def _stage(stage: StageFit) -> str:
         return f"cannot be compared: {stage.note}"
     if stage.exact:
         return f"equal, {stage.elements} elements"
-    steps = "no numbers" if stage.steps is None else f"largest distance {stage.steps}"
-    return (
-        f"{percent(stage)} of {stage.elements} equal, relative L2 {stage.relative_l2:.2g}, {steps}"
-    )
+    words = f"{percent(stage)} of {stage.elements} equal, relative L2 {distance(stage)}"
+    if stage.steps is not None:
+        words += f", largest distance {stage.steps}"
+    if stage.lost:
+        words += f", {stage.lost} NaN or infinite in one of the two"
+    return words
 
 
 def _in_a_line(fit: Fit) -> str:

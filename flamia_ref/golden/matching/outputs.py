@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,13 +35,19 @@ def read(given: Any, **settings: Any) -> tuple[list[Sample], str, tuple[str, ...
     unknown = [name for name in settings if name not in _OPTIONS]
     if unknown:
         raise TypeError(f"unknown setting {shown(unknown[0])}; allowed: {', '.join(_OPTIONS)}")
+    files = None if isinstance(given, Mapping) else _files(given)
     if settings.get("causal") is None:
         raise ValueError(
             "inputs without a pack do not say whether the mask is causal; say causal=True or causal=False (--causal or"
             " --full)"
         )
-    if isinstance(given, Mapping):
+    if files is None:
         return [_sample("the given arrays", _arrays(given), settings)], "the given arrays", ()
+    return [_file(file, settings) for file in files], str(Path(given)), ()
+
+
+def _files(given: Any) -> list[Path]:
+    """The files that a path leads to."""
     if not isinstance(given, str | os.PathLike):
         raise TypeError(
             f"the input is {shown(type(given).__name__)}; give a pack, a file, a folder, or a dict of arrays"
@@ -54,11 +59,10 @@ def read(given: Any, **settings: Any) -> tuple[list[Sample], str, tuple[str, ...
             raise ValueError(
                 f"{path} holds no pack, and no .safetensors file with inputs and results"
             )
-    elif os.path.lexists(path):
-        files = [path]
-    else:
-        raise ValueError(f"there is no file or folder {path}")
-    return [_file(file, settings) for file in files], str(path), ()
+        return files
+    if os.path.lexists(path):
+        return [path]
+    raise ValueError(f"there is no file or folder {path}")
 
 
 def _file(path: Path, settings: Mapping[str, Any]) -> Sample:
@@ -109,7 +113,7 @@ def _sample(name: str, tensors: Mapping[str, Stored], settings: Mapping[str, Any
     )
     if keys is None and k.shape[0] != q.shape[0]:
         raise ValueError(f"{name}: q has {q.shape[0]} tokens and k {k.shape[0]}; give cu_seqlens_k")
-    scale = settings.get("softmax_scale")
+    options = _options(name, settings, q.shape, queries, keys)
     sinks: tuple[float, ...] = ()
     if "sink" in tensors:
         sinks = tuple(
@@ -123,16 +127,12 @@ def _sample(name: str, tensors: Mapping[str, Stored], settings: Mapping[str, Any
         heads=q.shape[1],
         kv_heads=k.shape[1],
         head_dim=q.shape[2],
-        causal=bool(settings["causal"]),
-        softmax_scale=1 / math.sqrt(q.shape[2]) if scale is None else float(scale),
         distribution=Distribution.BELL,
         seed=0,
         exponent=0,
         flags=("nan",),
-        window=settings.get("window"),
-        softcap=settings.get("softcap"),
-        alignment=settings.get("alignment") or "bottom_right",
         sinks=sinks,
+        **options,
     )
     if len(queries) == 1:
         results = {
@@ -150,6 +150,41 @@ def _sample(name: str, tensors: Mapping[str, Stored], settings: Mapping[str, Any
             f"{name}: dout is {list(inputs['dout'].shape)} and q {list(q.shape)}; they must be alike"
         )
     return Sample(name=name, spec=spec, inputs=inputs, given=results, views={})
+
+
+def _options(
+    source: str,
+    settings: Mapping[str, Any],
+    shape: tuple[int, ...],
+    queries: tuple[int, ...],
+    keys: tuple[int, ...] | None,
+) -> dict[str, Any]:
+    """The settings as `attention.forward` takes and refuses them."""
+    from flamia_ref.attention.inputs import checked_mask, checked_scale, checked_softcap
+
+    starts = None if keys is None else np.array([0, *itertools.accumulate(keys)], np.int32)
+    alignment = settings.get("alignment")
+    try:
+        checked_mask(
+            shape[0],
+            None if keys is None else sum(keys),
+            np.array([0, *itertools.accumulate(queries)], np.int32),
+            starts,
+            causal=settings["causal"],
+            window=settings.get("window"),
+            alignment="bottom_right" if alignment is None else alignment,
+        )
+        scale = checked_scale(settings.get("softmax_scale"), shape[2])
+        softcap = checked_softcap(settings.get("softcap"))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{source}: {error}") from error
+    return {
+        "causal": bool(settings["causal"]),
+        "softmax_scale": scale,
+        "softcap": softcap,
+        "window": None if settings.get("window") is None else tuple(settings["window"]),
+        "alignment": "bottom_right" if alignment is None else alignment,
+    }
 
 
 def _is_pair(name: str) -> bool:

@@ -14,8 +14,9 @@ from flamia_ref.golden.expectations import chosen
 from flamia_ref.golden.manifest import FILE_NAME
 from flamia_ref.golden.matching import outputs
 from flamia_ref.golden.matching.fits import Fit, Key, fit, together
+from flamia_ref.golden.matching.intake import admitted
 from flamia_ref.golden.matching.matches import Entry, Match
-from flamia_ref.golden.matching.samples import Sample, of_case, own_results, tensor_names
+from flamia_ref.golden.matching.samples import Sample, of_case, own_results
 from flamia_ref.golden.matching.turning import MOST_CHANGES, Progress, Turn, turned
 from flamia_ref.golden.pack import Case, Pack, load
 from flamia_ref.golden.shards import SHARD_FILE_NAME
@@ -61,10 +62,12 @@ def match(
     are one entry. The backward is run where something of it was given and the forward does not depart, and for the best
     few in any case.
 
-    Raises ValueError or TypeError for what cannot be read or is no such input, and KernelError for a kernel that fails.
+    Raises ValueError or TypeError for what cannot be read or is no such input, for outputs of another shape or type,
+    and where nothing can be compared; KernelError for a kernel that fails.
     """
     samples, subject, notes = _samples(pack_or_inputs, actual, cases, settings)
-    candidates = _recipes(recipes)
+    candidates, more = admitted(samples, _recipes(recipes), all_asked=recipes is None)
+    notes = (*notes, *more)
     parts = _parts(samples)
     report = _counted(progress)
     ranked = _screened(candidates, parts, report)
@@ -72,12 +75,13 @@ def match(
     turns: tuple[Turn, ...] = ()
     fitting: Recipe | None = None
     best = entries[0]
+    _require_compared(entries)
     if best.whole and best.fit.exact:
         fitting = candidates[best.recipes[0]]
-    elif knobs and not best.fit.failed:
+    elif knobs and (knobs := _measured(best.fit)):
         near = [one for one in entries[:_TURNED] if one.fit.key[:2] == best.fit.key[:2]]
         bases = [candidates[one.recipes[0]] for one in near or entries[:1]]
-        held = [*parts, *_departing(bases[0], samples)] if best.whole else parts
+        held = _once([*parts, *_departing(bases[0], samples)]) if best.whole else parts
         turns, fitting = _turned(bases, held, samples, progress)
     return Match(
         subject=subject,
@@ -87,7 +91,7 @@ def match(
         turns=turns,
         fitting=fitting,
         asked=knobs,
-        notes=(*notes, *_unknown(samples, candidates)),
+        notes=notes,
     )
 
 
@@ -207,7 +211,7 @@ def _turned(
         more = _departing(turns[0].recipe, samples)
         if not more:
             return turns, turns[0].recipe
-        held = [*held, *more]
+        held = _once([*held, *more])
     return turns, None
 
 
@@ -222,6 +226,30 @@ def _departing(recipe: Recipe, samples: Sequence[Sample]) -> list[Sample]:
         if len(found) == 2:
             break
     return found
+
+
+def _once(samples: Sequence[Sample]) -> list[Sample]:
+    """Each part once: the same one takes twice the time and says nothing more."""
+    return list({sample.name: sample for sample in samples}.values())
+
+
+def _require_compared(entries: Sequence[Entry]) -> None:
+    """Raise ValueError where nothing was compared with any recipe: that is no verdict."""
+    if any(one.fit.elements for one in entries):
+        return
+    fits = [one.fit for one in entries]
+    if all(one.failed for one in fits):
+        raise ValueError(f"no recipe can be run on this: {fits[0].failed}")
+    stages = [stage for one in fits for stage in one.stages if stage.note]
+    why = f"{stages[0].name} was {stages[0].note}" if stages else "only what no part of a case has"
+    raise ValueError(f"nothing could be compared with any recipe: {why}")
+
+
+def _measured(best: Fit) -> bool:
+    """Whether something that departs has a number beside the recipe's: else no change could be seen to help."""
+    return any(
+        not stage.exact and (stage.note or stage.lost < stage.elements) for stage in best.stages
+    )
 
 
 def _counted(progress: Progress | None) -> Callable[[int, int, str], None]:
@@ -277,22 +305,3 @@ def _entries(
     return tuple(
         sorted(entries, key=lambda one: (not one.whole if not covered else False, _order(one.fit)))
     )
-
-
-def _unknown(samples: Sequence[Sample], candidates: Mapping[str, Recipe]) -> list[str]:
-    """The note on names that no recipe has."""
-    known = {
-        place.stage.name
-        for recipe in candidates.values()
-        for sample in samples[:1]
-        for place in _safe_places(sample, recipe)
-    }
-    names = sorted({name for sample in samples for name in tensor_names(sample)} - known)
-    return [f"in none of the recipes: {', '.join(map(shown, names[:12]))}"] if names else []
-
-
-def _safe_places(sample: Sample, recipe: Recipe) -> list[Any]:
-    try:
-        return list(sample.places(recipe).values())
-    except ValueError:
-        return []

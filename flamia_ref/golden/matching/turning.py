@@ -65,7 +65,9 @@ class Turn:
         if now is None:
             return f"{stage.name} is no stage of it"
         if stage.note or stage.share == now.share:
-            return f"{stage.name} has relative L2 {now.relative_l2:.3g} instead of {stage.relative_l2:.3g}"
+            return (
+                f"{stage.name} has relative L2 {distance(now, 3)} instead of {distance(stage, 3)}"
+            )
         return f"{stage.name} equal in {percent(now)} instead of {percent(stage)}"
 
     def to_data(self) -> dict[str, Any]:
@@ -97,6 +99,11 @@ def percent(stage: StageFit) -> str:
     if stage.equal and share < 0.05:
         return f"{stage.equal} elements"
     return f"{share:.1f}%"
+
+
+def distance(stage: StageFit, digits: int = 2) -> str:
+    """The relative L2 distance; "-" where it is none."""
+    return "-" if stage.note or stage.lost else f"{stage.relative_l2:.{digits}g}"
 
 
 def _value(value: Any) -> str:
@@ -180,7 +187,7 @@ def turned(
         closer: list[_State] = []
         for state in states:
             closer += _closer(state, samples, depth, progress)
-            if depth and any(together(one.fits).exact for one in closer):
+            if any(together(one.fits).exact for one in closer):
                 break
         closer.sort(key=lambda one: one.key, reverse=True)
         closer = _merged(closer)

@@ -84,10 +84,16 @@ def test_a_pack_is_read_in_the_order_of_its_dataflow(
     assert places == [False, False, True, True]
 
 
-def test_packs_with_other_stages_are_read(harness: Run, tiny_suite: None, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def others(tiny_suite: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An O of high precision, descales in float32, blocks of 16 tokens, no backward."""
-    golden.make(tmp_path / "pack", ["attn-qat-nvfp4", "fp8-fa4", "sage3-nvfp4"], suite="tiny")
-    pack = golden.load(tmp_path / "pack")
+    folder = tmp_path_factory.mktemp("others") / "pack"
+    golden.make(folder, ["attn-qat-nvfp4", "fp8-fa4", "sage3-nvfp4"], suite="tiny")
+    return folder
+
+
+def test_packs_with_other_stages_are_read(harness: Run, others: Path) -> None:
+    pack = golden.load(others)
     result = harness("list", pack.folder)
     assert result.returncode == 0, result.stderr
     expected = [" ".join((str(case), case.spec.why, *case.places)) for case in pack]
@@ -248,6 +254,31 @@ def test_a_case_without_results_is_missing(harness: Run, made: Path, tmp_path: P
     (folder / FILE).unlink()
     result = harness("check", made, folder)
     assert (result.returncode, result.stdout.splitlines()[0]) == (1, f"FAIL {FIRST}: missing")
+
+
+def test_a_forward_alone_owes_what_its_kernels_give(
+    harness: Run, others: Path, tmp_path: Path
+) -> None:
+    """As the package has it: no gradients to compare, and no lse of smoothed scores asked for."""
+    alone = [case for case in golden.load(others) if "qat" not in case.name]
+    for case in alone:
+        out = ("U16", case.tensors["out"])
+        write(tmp_path / f"{case.name}.safetensors", {"out": out, "dq": out})
+    result = harness("check", others, tmp_path)
+    assert result.returncode == 1, result.stderr
+    found = result.stdout.splitlines()
+    cases = {one.name: one for one in golden.check(others, tmp_path).cases}
+    for case in alone:
+        smoothed = "sage3" in case.name
+        at = next(n for n, line in enumerate(found) if case.name in line)
+        start = f"PASS {case.name}: 1 tensors, bit for bit" if smoothed else f"FAIL {case.name}"
+        assert found[at].startswith(start)
+        assert ("missing in 'lse', every kernel gives it" in found[at]) is not smoothed
+        note = "forward alone: this recipe has no backward; given and not compared: dq"
+        if smoothed:
+            note += "; lse not given: this recipe's is that of the smoothed scores, which a kernel need not return"
+        assert found[at + 1] == f"     {note}"
+        assert (cases[case.name].passed, cases[case.name].note) == (smoothed, note)
 
 
 def test_stages_before_it_that_were_not_given_are_named(

@@ -763,6 +763,8 @@ struct Case {
     std::uint64_t size = 0;
     Spec spec;
     std::vector<Entry> tensors;
+    bool backward = true;  // whether the recipe has one
+    bool owes_lse = true;  // not where it is that of smoothed scores, which a kernel need not return
 
     const Entry* find(std::string_view tensor) const {
         const auto found = std::find_if(tensors.begin(), tensors.end(), [&](const auto& one) { return one.name == tensor; });
@@ -973,6 +975,9 @@ inline Case case_of(const Reader& reader, const Reader& recipes) {
     const auto gradient = recipes[made.recipe]["recipe"]["gradient"];
     const auto backward = !gradient.null();  // some recipes have none
     const auto delta = backward ? gradient.find("delta_source") : std::nullopt;
+    made.backward = backward;
+    const auto smoothing = recipes[made.recipe]["recipe"]["s"]["right"].find("smoothing");
+    made.owes_lse = !smoothing || smoothing->prose() == "none";
     const auto order = dataflow(delta && delta->prose() == "p_dp");
     for (const auto& one : reader["tensors"].members()) made.tensors.push_back(entry(one, made.spec, order));
     const auto rank = [&](const Entry& one) {
@@ -1185,11 +1190,15 @@ struct CaseResult {
     std::vector<TensorResult> tensors;
     std::string departs;                // the first stage that departs; empty where none does
     std::vector<std::string> not_given; // tensors of the pack before it that were not given
+    std::string note;                   // what it passes without; empty where that is nothing
 
     int exit_code() const { return status == Status::pass ? exit_pass : exit_mismatch; }
 
-    /// One line, or two where a stage departs and some before it were not given.
-    std::string text() const {
+    /// One line, one more where a stage departs and some before it were not given, and one for the note.
+    std::string text() const { return verdict() + (note.empty() ? "" : "\n     " + note); }
+
+   private:
+    std::string verdict() const {
         if (status == Status::pass) return "PASS " + name + ": " + std::to_string(tensors.size()) + " tensors, bit for bit";
         std::string out = "FAIL " + name;
         const auto first = std::find_if(tensors.begin(), tensors.end(), [](const auto& one) { return one.status != Status::pass; });
@@ -1269,7 +1278,8 @@ inline TensorResult compared(const Spec& spec, const Entry& entry, const Array& 
 /// Compare what a kernel gave for a case with the pack, bit for bit.
 ///
 /// Every tensor that is given is compared. A case passes where all of them are equal and out and lse
-/// are among them; dq, dk and dv need not be. Error: nothing that was given is a stage or an output.
+/// are among them; dq, dk and dv need not be. Where the recipe has no backward they are not compared, which the
+/// note says, and where its lse is that of smoothed scores lse need not be given. Error: nothing that was given is a stage or an output.
 inline CaseResult check(const Data& data, const Results& given) {
     const auto& one = data.about();
     CaseResult result;
@@ -1297,10 +1307,24 @@ inline CaseResult check(const Data& data, const Results& given) {
         more.note = note;
         result.tensors.push_back(std::move(more));
     };
-    for (const auto& [name, array] : given.arrays())
-        if (one.find(name) == nullptr) other(name, Status::unknown, "the case has no such tensor");
-    for (const auto* name : {"out", "lse"})
-        if (given.arrays().count(name) == 0) other(name, Status::missing, "every kernel gives it");
+    const auto say = [&](const std::string& what) { result.note += (result.note.empty() ? "" : "; ") + what; };
+    if (!one.backward) say("forward alone: this recipe has no backward");
+    std::string beside;
+    for (const auto& [name, array] : given.arrays()) {
+        if (one.find(name) != nullptr) continue;
+        if (!one.backward && detail::among(name, {"dq", "dk", "dv", "dsink"}))
+            beside += (beside.empty() ? "" : ", ") + name;
+        else
+            other(name, Status::unknown, "the case has no such tensor");
+    }
+    if (!beside.empty()) say("given and not compared: " + beside);
+    for (const auto* name : {"out", "lse"}) {
+        if (given.arrays().count(name) != 0) continue;
+        if (name == std::string_view("lse") && !one.owes_lse)
+            say("lse not given: this recipe's is that of the smoothed scores, which a kernel need not return");
+        else
+            other(name, Status::missing, "every kernel gives it");
+    }
     for (const auto& tensor : result.tensors)
         if (result.status == Status::pass) result.status = tensor.status;
     return result;
