@@ -23,8 +23,8 @@ from flamia_ref.attention.stages import input_of
 from flamia_ref.packing import Mask, TileSize
 from flamia_ref.packing.tiles import Indices
 
-TILES = 8  # tiles of 128 by 128 that are computed together, where they are laid out on the host
-MORE_TILES = 64  # where they are laid out inside the program, or on an accelerator; powers of two
+TILES = 8  # tiles that are computed together, where they are laid out on the host
+MORE_TILES = 64  # of 128 by 128, where they are laid out inside the program, or on an accelerator; a power of two
 
 
 class Late:
@@ -83,8 +83,9 @@ class Run:
         self.compute, self.device, self.layout = compute, device, layout
         self.inputs: dict[str, Array] = {}
         self.fixed_shapes = self.layout is not compute
-        many = TILES if self.fixed_shapes or layout is np else MORE_TILES
-        self.batch = many * _small_tiles(recipe.tiles.query * recipe.tiles.key)
+        self.batch = TILES
+        if not (self.fixed_shapes or layout is np):
+            self.batch = MORE_TILES * _small_tiles(recipe.tiles.query * recipe.tiles.key)
         self.tokens = mask.queries.tokens
         self.heads, self.kv_heads, self.head_dim, self.value_dim = sizes
         self.group = self.heads // self.kv_heads

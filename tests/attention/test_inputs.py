@@ -146,6 +146,7 @@ def test_arrays_of_two_libraries() -> None:
         run(q=jnp.asarray(Q))
 
 
+@pytest.mark.nightly
 def test_arrays_on_two_devices() -> None:
     import os
     import subprocess
