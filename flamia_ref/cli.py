@@ -87,6 +87,13 @@ def _parser() -> argparse.ArgumentParser:
     cli_golden.add_commands(lambda *given: _command(golden, *given), _recipe)
     cli_golden.add_explain(lambda *given: _command(groups, *given))
 
+    from flamia_ref.schedule import command as schedule_command
+
+    schedule = _group(
+        groups, "schedule", "when which tile of packed documents is computed where, by a model"
+    )
+    schedule_command.add_commands(lambda *given: _command(schedule, *given), _recipe)
+
     leak = _group(groups, "leak", "whether an output depends on a token that it must not see")
     demo = _command(
         leak, "demo", "show the public leak witnesses on cuDNN's recipes and on ours", _leak_demo

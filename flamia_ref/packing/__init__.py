@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING
 from flamia_ref._lazy import attach
 
 if TYPE_CHECKING:
+    from flamia_ref.packing.blocks import Blocks as Blocks
+    from flamia_ref.packing.blocks import key_blocks as key_blocks
+    from flamia_ref.packing.blocks import query_blocks as query_blocks
     from flamia_ref.packing.documents import Documents as Documents
     from flamia_ref.packing.mask import Mask as Mask
     from flamia_ref.packing.pairs import PairOrder as PairOrder
@@ -19,6 +22,7 @@ else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {
+            "blocks": ["Blocks", "key_blocks", "query_blocks"],
             "documents": ["Documents"],
             "mask": ["Mask"],
             "pairs": ["PairOrder", "TilePairs", "passes", "tile_pairs"],

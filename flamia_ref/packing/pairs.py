@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flamia_ref.packing.blocks import Blocks, query_blocks
 from flamia_ref.packing.mask import Mask
-from flamia_ref.packing.tiles import Flags, Indices, QueryTiles, TileSize, by_tile
+from flamia_ref.packing.tiles import Flags, Indices, QueryTiles, TileSize
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -92,12 +93,16 @@ def tile_pairs(
     """Every pair of a query tile and a key tile, in batches of at most `batch`. `unseen`: also pairs of which no query
     sees a key."""
     groups: dict[tuple[int, int], list[Table]] = {}
+    blocks: dict[int, Blocks] = {}
     for index, (queries, keys) in enumerate(mask):
         length, key_length = queries.stop - queries.start, keys.stop - keys.start
         if not (length and key_length):
             continue
         rows, columns = size.of(length, key_length)
-        pairs = _document_pairs(mask, index, rows, columns, order, unseen).astype(np.int32)
+        if rows not in blocks:
+            blocks[rows] = query_blocks(mask, rows)
+        found = blocks[rows].of(index)
+        pairs = _document_pairs(found, key_length, columns, order, unseen).astype(np.int32)
         query, key, seen, opens, closes, level = (np.tile(x, heads) for x in pairs)
         head = np.repeat(np.arange(heads, dtype=np.int32), pairs.shape[1])
         turn = head % order.heads_in_sequence
@@ -141,12 +146,11 @@ def _batch(rows: int, columns: int, table: Indices) -> TilePairs:
 
 
 def _document_pairs(
-    mask: Mask, document: int, rows: int, columns: int, order: PairOrder, unseen: bool
+    blocks: Blocks, keys: int, columns: int, order: PairOrder, unseen: bool
 ) -> Table:
-    """Query tile, key tile, seen, opens, closes and turn of each pair of one document, [6, pairs]."""
-    first, last = by_tile(*mask.document_bounds(document), rows)
-    count = len(first)
-    key_count = -(-mask.keys.lengths[document] // columns)
+    """Query tile, key tile, seen, opens, closes and turn of each pair of one document of `keys` keys, [6, pairs]."""
+    first, last = blocks.least, blocks.most
+    count, key_count = len(first), -(-keys // columns)
     together = order.keys_together
     # What is worked on together is seen together.
     begin = first // columns // together * together

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flamia_ref.packing.blocks import Blocks, query_blocks
 from flamia_ref.packing.mask import Mask
 
 Indices = np.ndarray[Any, np.dtype[np.int32]]
@@ -115,18 +116,19 @@ def query_tiles(mask: Mask, heads: int, batch: int, size: TileSize) -> Iterator[
     neutral. Tiles with about equally many key tiles come together.
     """
     groups: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    blocks: dict[int, Blocks] = {}
     for index, (queries, keys) in enumerate(mask):
         length, key_length = queries.stop - queries.start, keys.stop - keys.start
         rows, columns = size.of(length, key_length)
         if not length:
             continue
-        starts = range(0, length, rows)
-        first, last = mask.document_bounds(index)
-        least, most = by_tile(first, last, rows)
-        seen = (most // columns) - (least // columns)
+        if rows not in blocks:
+            blocks[rows] = query_blocks(mask, rows)
+        found = blocks[rows].of(index)
+        seen = (found.most // columns) - (found.least // columns)
         groups.setdefault((rows, columns), []).extend(
-            (int(many), place, index, queries.start, length, keys.start, key_length)
-            for many, place in zip(seen, starts, strict=True)
+            (int(many), int(place), index, queries.start, length, keys.start, key_length)
+            for many, place in zip(seen, found.first, strict=True)
         )
     for (rows, columns), tiles in sorted(groups.items()):
         items = [(*entry[1:], head) for entry in sorted(tiles) for head in range(heads)]
@@ -145,15 +147,6 @@ def query_tiles(mask: Mask, heads: int, batch: int, size: TileSize) -> Iterator[
                 key_start=key_start,
                 key_length=key_length,
             )
-
-
-def by_tile(first: Indices, last: Indices, rows: int) -> tuple[Indices, Indices]:
-    """The least and the greatest key that a query of each tile sees [tiles], from those of each query; (0, -1) for
-    none."""
-    starts = np.arange(0, len(first), rows)
-    least = np.minimum.reduceat(np.where(last < 0, np.iinfo(np.int32).max, first), starts)
-    most = np.maximum.reduceat(last, starts)
-    return np.where(most < 0, 0, least), most
 
 
 def guarded_blocks(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flamia_ref.packing import Mask, TileSize, guarded_blocks, query_tiles
-from flamia_ref.packing.tiles import by_tile, tile_rows
+from flamia_ref.packing.tiles import tile_rows
 from tests.attention.masks import MASKS, packed, sees, visible
 
 LENGTHS = [(0, 0), (1, 1), (31, 33), (33, 0), (0, 5), (64, 65), (65, 64), (129, 40), (40, 257)]
@@ -99,20 +99,6 @@ def test_the_first_and_the_last_key_that_a_row_sees(name: str) -> None:
                 assert (first[at, row], last[at, row]) == ((seen[0], seen[-1]) if seen else (0, -1))
                 of_tile |= {j // tiles.keys for j in seen}
             assert set(range(begin[at], end[at])) == of_tile
-
-
-@every_mask
-def test_the_keys_that_a_tile_of_queries_sees(name: str) -> None:
-    mask = mask_of(LENGTHS, name)
-    for document, (queries, keys) in enumerate(LENGTHS):
-        if not queries:
-            continue
-        least, most = by_tile(*mask.document_bounds(document), 32)
-        seen = visible(queries, keys, **MASKS[name])
-        for tile, first in enumerate(range(0, queries, 32)):
-            (found,) = np.nonzero(seen[first : first + 32].any(axis=0))
-            wanted = (found[0], found[-1]) if len(found) else (0, -1)
-            assert (least[tile], most[tile]) == wanted
 
 
 def blocks_of(mask: Mask, key_first: int, tiles) -> np.ndarray | None:
