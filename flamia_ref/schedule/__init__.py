@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from flamia_ref.schedule.cost import Constants as Constants
     from flamia_ref.schedule.cost import Terms as Terms
     from flamia_ref.schedule.cost import terms_of as terms_of
+    from flamia_ref.schedule.deterministic import DETERMINISTIC as DETERMINISTIC
+    from flamia_ref.schedule.deterministic import recipe_in_order as recipe_in_order
     from flamia_ref.schedule.hardware import GPU as GPU
     from flamia_ref.schedule.hardware import GPUS as GPUS
     from flamia_ref.schedule.kernel import Kernel as Kernel
@@ -43,6 +45,7 @@ else:
         {
             "comparison": ["Comparison", "compare"],
             "cost": ["Constants", "Terms", "terms_of"],
+            "deterministic": ["DETERMINISTIC", "recipe_in_order"],
             "hardware": ["GPU", "GPUS"],
             "kernel": ["Kernel", "kernel_of"],
             "launches": ["Launch", "Simulation", "simulate"],

@@ -17,7 +17,7 @@ Result = tuple[int, str, str]  # exit status, text, JSON
 
 
 def add_commands(command: Callable[..., Any], recipe: Callable[[str], Recipe]) -> None:
-    """Add `schedule simulate`, `compare` and `validate`.
+    """Add `schedule simulate`, `compare`, `validate` and `claim`.
 
     `command(name, summary, run)` makes a parser; `recipe` reads a recipe by name or from a file.
     """
@@ -41,6 +41,11 @@ def add_commands(command: Callable[..., Any], recipe: Callable[[str], Recipe]) -
         metavar="NAME",
         default="cudnn",
         help="whose tiles and constants (default: cudnn)",
+    )
+    one.add_argument(
+        "--deterministic",
+        metavar="NAME",
+        help="the backward adds to dQ in a fixed order: ascending, spt, descending or shifted",
     )
     one.add_argument("--forward", action="store_true", help="the forward alone")
     one.add_argument("--fused", action="store_true", help="quantization costs nothing")
@@ -69,6 +74,12 @@ def add_commands(command: Callable[..., Any], recipe: Callable[[str], Recipe]) -
         "--measurements", metavar="FILE", help="a CSV file in place of the published tables"
     )
     table.add_argument("--groups", action="store_true", help="leave out single cells")
+
+    command(
+        "claim",
+        "predicted speed-ups over the fastest baseline, against those that are claimed",
+        _claim,
+    )
 
 
 def _add_problem(parser: Any) -> None:
@@ -116,7 +127,7 @@ def problem_of(options: argparse.Namespace) -> Problem:
 
 def _pair(name: str, text: str) -> tuple[int, int]:
     parts = text.split("/")
-    if len(parts) > 2 or not all(part.isdigit() for part in parts):
+    if len(parts) > 2 or not all(part.isdecimal() for part in parts):
         raise ValueError(f"--{name} is {shown(text)}; it must be a number, or two like 32/8")
     return int(parts[0]), int(parts[-1])
 
@@ -135,6 +146,7 @@ def _simulate(options: argparse.Namespace) -> Result:
         library=options.library,
         backward=False if options.forward else None,
         fused=options.fused,
+        deterministic=options.deterministic,
     )
     shown_text = text.of_simulation(found)
     if options.plot is not None:
@@ -171,3 +183,12 @@ def _validate(options: argparse.Namespace) -> Result:
     with _console.bar() as progress:
         found = validate(cells, progress=progress)
     return 0, found.to_text(cells=not options.groups), found.to_json()
+
+
+def _claim(options: argparse.Namespace) -> Result:
+    from flamia_ref.schedule import claim_text
+    from flamia_ref.schedule.claim import study
+
+    with _console.bar() as progress:
+        found = study(progress=progress)
+    return 0, claim_text.to_text(found), claim_text.to_json(found)

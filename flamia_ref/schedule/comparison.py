@@ -36,7 +36,7 @@ def compare(
     gpu: str = "B200",
     library: str = "cudnn",
     fused: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> Comparison:
     """Simulate every recipe under every policy.
 
@@ -44,7 +44,7 @@ def compare(
         problem, gpu, library, fused: as in `simulate`.
         recipes: recipes, or names in `RECIPES`.
         policies: names in `POLICIES`; None for what the library does and all that fit the documents.
-        progress: is called with the number of simulations done, and of all.
+        progress: is called with the number of simulations done, that of all, and what was done last.
     """
     GPUS[gpu]
     equal = len(set(problem.mask.queries.lengths)) < 2
@@ -60,5 +60,5 @@ def compare(
             found = simulate(problem, recipe, gpu=gpu, policy=name, library=library, fused=fused)
             entries.append((found.recipe.name, name, found))
             if progress is not None:
-                progress(len(entries), count)
+                progress(len(entries), count, f"{found.recipe.name}, {name or library}")
     return Comparison(problem=problem, gpu=gpu, library=library, entries=tuple(entries))

@@ -80,22 +80,21 @@ def terms_of(kernel: Kernel, problem: Problem, gpu: GPU) -> Terms:
 
 
 def guarded_cycles(kernel: Kernel, problem: Problem, gpu: GPU) -> float:
-    """Cycles of the tensor core for one guarded block of 32 by 32 in bfloat16, besides the low-precision product."""
+    """Cycles of the tensor core for one guarded block of 32 by 32 in bfloat16, besides the low-precision products: of
+    the products that are guarded; 0 where none is."""
     return sum(
         2 * BLOCK * BLOCK * _depth(name, problem) / _rate(gpu, "bf16")
         for name, rate in kernel.rates.items()
-        if rate != "bf16"
+        if rate != "bf16" and name in kernel.guarded
     )
 
 
-def tile_cycles(
-    work: Work, kernel: Kernel, gpu: GPU, constants: Constants, *, guarded: bool = False
-) -> Floats:
-    """Cycles of every tile of a launch [tiles]. `guarded`: its guarded blocks are computed in bfloat16 as well."""
+def tile_cycles(work: Work, kernel: Kernel, gpu: GPU, constants: Constants) -> Floats:
+    """Cycles of every tile of a launch [tiles], with what its guarded blocks take in bfloat16."""
     one = terms_of(kernel, work.problem, gpu).slowest / constants.efficiency
     cycles = constants.overhead + work.products * one
-    if guarded:
-        extra = guarded_cycles(kernel, work.problem, gpu) / constants.efficiency
+    extra = guarded_cycles(kernel, work.problem, gpu) / constants.efficiency
+    if extra:
         cycles = cycles + work.guarded * extra
     return np.asarray(cycles, dtype=np.float64)
 
@@ -133,8 +132,9 @@ def _shared(kernel: Kernel, problem: Problem) -> float:
             "dq": columns * depth + rows * columns,
         }
         total += width * operands[name]
-        if name in ("dq", "dk"):
-            total += width * rows * columns  # dS, written
+    written = [BYTES[rate] for name, rate in kernel.rates.items() if name in ("dq", "dk")]
+    if written:
+        total += rows * columns * (max(written) if kernel.copies == 1 else sum(written))  # dS
     if kernel.launch is Pass.BACKWARD:
         total += 2 * 4 * rows * problem.head_dim
     return total

@@ -34,7 +34,9 @@ def timeline_png(simulation: Simulation) -> bytes:
     """The picture of every launch as a PNG file."""
     longest = max((one.timeline.makespan / one.clock for one in simulation.launches), default=0.0)
     documents = np.array(simulation.problem.mask.queries.lengths, dtype=np.int64)
-    edges = np.quantile(documents, np.linspace(0, 1, _CLASSES + 1)[1:-1]) if len(documents) else []
+    edges: Any = (
+        np.quantile(documents, np.linspace(0, 1, _CLASSES + 1)[1:-1]) if len(documents) else []
+    )
     parts = [
         _line(
             f"{simulation.recipe.name} on {simulation.gpu.name}: {len(documents)} documents,"

@@ -167,6 +167,6 @@ def _makespan(shape: tuple[Problem, Pass, str, str], ratio: float) -> float:
     problem, launch, name, gpu = shape
     library = LIBRARIES[name]
     work = work_of(problem, launch, library.size(launch))
-    cycles = work.products + ratio
+    cycles = work.products.astype(np.float64) + ratio
     order = POLICIES[library.policy(problem, launch)].of(work, GPUS[gpu], cycles)
     return run(cycles, order, GPUS[gpu].sms.value).makespan

@@ -42,7 +42,8 @@ class Kernel:
         exp2: special functions a score; the rest is emulated by float32 operations.
         conversions: values that are converted to 8 or 16 bits a score.
         float32: float32 operations a score, those that emulate exp2 too.
-        quantized: how many copies of P or dS are written for products, each with scales of its own.
+        copies: how many copies of dS are written to shared memory, one where dQ and dK take the same.
+        guarded: the products whose guarded blocks are computed in bfloat16 too.
     """
 
     launch: Pass
@@ -52,6 +53,7 @@ class Kernel:
     conversions: float
     float32: float
     copies: int
+    guarded: tuple[str, ...] = ()
 
 
 def kernel_of(recipe: Recipe, launch: Pass | str, *, size: Size, emulated: float = 0.0) -> Kernel:
@@ -89,7 +91,8 @@ def kernel_of(recipe: Recipe, launch: Pass | str, *, size: Size, emulated: float
         exp2=1.0 - emulated,
         conversions=float(len(made)),
         float32=base + scaled * _BLOCK_SCALE + emulated * EMULATION,
-        copies=len(made),
+        copies=sum(stage == "ds" for _, _, stage in made),
+        guarded=tuple(name for name in products if recipe.product(name).guarded),
     )
 
 
@@ -105,8 +108,6 @@ def _bits(recipe: Recipe, use: Use) -> int:
     operand = recipe.operand(use)
     if operand.dequantized:
         return 16
-    if operand.format in PRESETS:
-        bits = PRESETS[operand.format].element.bits
-    else:
-        bits = FORMATS[operand.format].bits
+    format = operand.format
+    bits = PRESETS[format].element.bits if format in PRESETS else FORMATS[format].bits
     return 16 if bits > 8 else 8 if bits > 4 else 4

@@ -13,7 +13,8 @@ import numpy as np
 from flamia_ref.attention import Recipe
 from flamia_ref.attention.inputs import chosen_recipe
 from flamia_ref.attention.product import Scope, Use
-from flamia_ref.schedule.cost import Constants, Terms, terms_of, tile_cycles
+from flamia_ref.schedule.cost import Constants, Floats, Terms, terms_of, tile_cycles
+from flamia_ref.schedule.deterministic import DETERMINISTIC, Deterministic
 from flamia_ref.schedule.fitting import Group, emulated
 from flamia_ref.schedule.hardware import GPU, GPUS
 from flamia_ref.schedule.kernel import Kernel, kernel_of
@@ -21,6 +22,7 @@ from flamia_ref.schedule.libraries import LIBRARIES
 from flamia_ref.schedule.policies import POLICIES
 from flamia_ref.schedule.quantization import Traffic, traffic
 from flamia_ref.schedule.simulation import Timeline, run
+from flamia_ref.schedule.turns import turns_of
 from flamia_ref.schedule.work import Pass, Problem, Work, work_of
 
 SAME_CYCLES = {"B200": "GB200", "B300": "GB300"}
@@ -101,6 +103,7 @@ def simulate(
     library: str = "cudnn",
     backward: bool | None = None,
     fused: bool = False,
+    deterministic: str | None = None,
     constants: dict[Pass, Constants] | None = None,
 ) -> Simulation:
     """Run a recipe's attention through the model.
@@ -113,6 +116,8 @@ def simulate(
         library: a name in `LIBRARIES`: sizes of tiles, and whose constants.
         backward: whether the backward runs too; None where the recipe has one.
         fused: whether quantization costs nothing, since what comes before attention does it in passing.
+        deterministic: a name in `DETERMINISTIC`: the order in which the backward adds to dQ, and waits for it, in
+            place of the policy there; None where nothing waits.
         constants: in place of the fitted ones, by pass.
 
     Raises: ValueError or TypeError of one line for unknown names, a backward that there is none of, a policy that does
@@ -123,6 +128,8 @@ def simulate(
     if policy is not None:
         POLICIES[policy]
     LIBRARIES[library]
+    if deterministic is not None:
+        DETERMINISTIC[deterministic]
     both = chosen.has_backward if backward is None else backward
     passes = (Pass.FORWARD, Pass.BACKWARD) if both else (Pass.FORWARD,)
     kernels = [
@@ -130,7 +137,8 @@ def simulate(
         for one in passes
     ]
     launches = tuple(
-        _launch(problem, chosen, chip, kernel, policy, library, constants) for kernel in kernels
+        _launch(problem, chosen, chip, kernel, policy, library, constants, deterministic)
+        for kernel in kernels
     )
     return Simulation(
         recipe=chosen,
@@ -150,6 +158,7 @@ def _launch(
     policy: str | None,
     library: str,
     constants: dict[Pass, Constants] | None,
+    deterministic: str | None,
 ) -> Launch:
     terms = terms_of(kernel, problem, gpu)
     if constants is not None:
@@ -158,8 +167,12 @@ def _launch(
         found, fitted = constants_of(gpu.name, library, kernel.launch, format_of(recipe))
     name = policy or LIBRARIES[library].policy(problem, kernel.launch)
     work = work_of(problem, kernel.launch, kernel.size)
-    cycles = tile_cycles(work, kernel, gpu, found, guarded=_is_guarded(recipe, kernel.launch))
-    timeline = run(cycles, POLICIES[name].of(work, gpu, cycles), gpu.sms.value)
+    cycles = tile_cycles(work, kernel, gpu, found)
+    if deterministic is not None and kernel.launch.by_keys:
+        name = deterministic
+        timeline = _in_turns(work, cycles, found.overhead, gpu.sms.value, DETERMINISTIC[name])
+    else:
+        timeline = run(cycles, POLICIES[name].of(work, gpu, cycles), gpu.sms.value)
     return Launch(
         work=work,
         kernel=kernel,
@@ -172,10 +185,13 @@ def _launch(
     )
 
 
-def _is_guarded(recipe: Recipe, launch: Pass) -> bool:
-    from flamia_ref.schedule.kernel import PRODUCTS
-
-    return any(recipe.product(name).guarded for name in PRODUCTS[launch])
+def _in_turns(
+    work: Work, cycles: Floats, overhead: float, sms: int, order: Deterministic
+) -> Timeline:
+    """A backward that adds to dQ in a fixed order; its prologue and epilogue are before its products."""
+    each = (cycles - overhead) / np.maximum(work.products, 1)
+    turns = turns_of(work, each, keys=order.keys, queries=order.queries)
+    return run(np.full(len(work), overhead), order.order(work), sms, turns)
 
 
 def format_of(recipe: Recipe) -> str:

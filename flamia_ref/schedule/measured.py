@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import io
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from flamia_ref._errors import shown
+from flamia_ref._errors import shown, unknown_name
+from flamia_ref.schedule.hardware import GPUS
+from flamia_ref.schedule.libraries import LIBRARIES
 from flamia_ref.schedule.work import Pass, Problem
 
 COLUMNS = (
@@ -34,6 +37,7 @@ COLUMNS = (
     "time_ms",
 )
 MASKS = ("causal", "none")
+MEASURED_FORMATS = ("bf16", "fp8", "mxfp8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +73,21 @@ class Cell:
     deterministic: bool
     milliseconds: float
 
+    def __post_init__(self) -> None:
+        GPUS[self.gpu]
+        LIBRARIES[self.library]
+        if self.format not in MEASURED_FORMATS:
+            raise unknown_name("format", self.format, MEASURED_FORMATS)
+        for name in ("batch", "length", "heads", "kv_heads", "head_dim", "value_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"heads is {self.heads} and kv_heads {self.kv_heads}; heads must be a multiple of kv_heads"
+            )
+        if not 0 < self.milliseconds < math.inf:
+            raise ValueError(f"time_ms is {self.milliseconds}; it must be positive")
+
     @functools.cached_property
     def problem(self) -> Problem:
         """What was computed."""
@@ -98,7 +117,8 @@ class Cell:
 def published() -> tuple[Cell, ...]:
     """Every cell of the tables that come with the package, in the order of the files."""
     folder = resources.files("flamia_ref.schedule") / "published"
-    files = sorted((one for one in folder.iterdir() if one.name.endswith(".csv")), key=str)
+    tables = (x for x in folder.iterdir() if x.name.endswith(".csv") and "lengths-" not in x.name)
+    files = sorted(tables, key=str)
     return tuple(
         cell for file in files for cell in cells_of(file.read_text("utf-8"), file.name[:-4])
     )
@@ -130,6 +150,11 @@ def cells_of(text: str, table: str) -> tuple[Cell, ...]:
 
 def _cells(rows: Iterable[dict[str, str]], table: str) -> Iterable[Cell]:
     for number, row in enumerate(rows, start=1):
+        given = [name for name in COLUMNS if row[name] is not None]
+        if len(given) < len(COLUMNS):
+            raise ValueError(
+                f"{table}, row {number} has {len(given)} fields; it must have {', '.join(COLUMNS)}"
+            )
         if not row["time_ms"] or row["mask"] not in MASKS or not row["heads"]:
             continue
         try:
@@ -151,12 +176,10 @@ def _cells(rows: Iterable[dict[str, str]], table: str) -> Iterable[Cell]:
                 deterministic=row["deterministic"] == "True",
                 milliseconds=float(row["time_ms"]),
             )
-        except ValueError as error:
+        except (ValueError, LookupError) as error:
             raise ValueError(
                 f"{table}, row {number} {shown(list(row.values()))}: {error}"
             ) from None
-        if row["queries"] != row["keys"] or not cell.milliseconds > 0:
-            raise ValueError(
-                f"{table}, row {number}: queries must equal keys and time_ms must be positive"
-            )
+        if row["queries"] != row["keys"]:
+            raise ValueError(f"{table}, row {number}: queries must equal keys")
         yield cell

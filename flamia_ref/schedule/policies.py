@@ -91,17 +91,22 @@ def _fa4_lpt(work: Work, gpu: GPU, cycles: Floats) -> Order:
 
 
 def _fa4_varlen(work: Work, gpu: GPU, cycles: Floats) -> Order:
-    if not work.problem.mask.bounded:
+    if not work.problem.mask.bounded or work.launch.by_keys:
         return _natural(work, gpu, cycles)
     return _in_head_sections(work, work.document, _heads_in_l2(work, 50 * _MIB, 1))
 
 
 def _fa3_varlen(work: Work, gpu: GPU, cycles: Floats) -> Order:
-    mask, (rows, columns) = work.problem.mask, (work.size.queries, work.size.keys)
+    if work.launch.by_keys:
+        return _natural(work, gpu, cycles)
+    mask = work.problem.mask
+    rows, columns = work.size.queries * work.size.stages, work.size.keys
     queries, keys = (np.array(x.lengths, dtype=np.int64) for x in (mask.queries, mask.keys))
     key = -(-keys // columns) * columns
     if mask.causal:
         key = key - -(-queries // rows) * rows
+    if mask.window != (None, None):
+        key = np.zeros_like(key)  # with a window documents are not sorted
     rank = np.empty(len(key), dtype=np.int64)
     rank[np.argsort(-key, kind="stable")] = np.arange(len(key))
     width = _heads_in_l2(work, 8 * _MIB, work.problem.group)
@@ -120,7 +125,8 @@ def _heads_in_l2(work: Work, budget: int, times: int) -> Counts:
     problem = work.problem
     lengths = np.array(problem.mask.keys.lengths, dtype=np.int64)
     tile = (problem.head_dim + problem.value_dim) * 2 * work.size.keys
-    tiles = np.maximum(-(-lengths // work.size.keys), 1)
+    rows = work.size.queries * work.size.stages
+    tiles = np.maximum(-(-lengths // rows) * rows // work.size.keys, 1)
     found = np.ones_like(lengths)
     for heads in (2, 4, 8, 16):
         found = np.where(tiles * heads <= budget // tile, heads, found)
@@ -181,13 +187,15 @@ POLICIES = Registry[Policy](
             ),
             Policy(
                 name="fa4-varlen",
-                about="documents as they come; in a document sections of heads, the longest blocks first",
+                about="documents as they come; in a document sections of heads, the longest blocks first; a backward"
+                " as the grid is",
                 source=f"{_FA4}, SingleTileVarlenScheduler",
                 order=_fa4_varlen,
             ),
             Policy(
                 name="fa3-varlen",
-                about="as fa4-varlen, documents sorted by key tiles, with a causal mask less the queries'",
+                about="as fa4-varlen, documents sorted by key tiles, with a causal mask less the queries'; a"
+                " backward as the grid is",
                 source=f"{_FA3}, VarlenDynamicPersistentTileScheduler",
                 order=_fa3_varlen,
             ),

@@ -53,7 +53,7 @@ def traffic(recipe: Recipe, problem: Problem, launch: Pass | str) -> Traffic:
         made = [operand for operand in copies.values() if operand.format != "bf16"]
         if made:
             read += elements * _INPUT_BYTES
-        written += sum(elements * _bytes(operand) for operand in made)
+        written += sum(elements * _bytes(operand, _channels(problem, tensor)) for operand in made)
     return Traffic(read=read, written=written)
 
 
@@ -61,10 +61,14 @@ def _elements(problem: Problem, tensor: str) -> int:
     mask = problem.mask
     tokens = (mask.queries if tensor in ("q", "do") else mask.keys).tokens
     heads = problem.heads if tensor in ("q", "do") else problem.kv_heads
-    return tokens * heads * (problem.head_dim if tensor in ("q", "k") else problem.value_dim)
+    return tokens * heads * _channels(problem, tensor)
 
 
-def _bytes(operand: Operand) -> float:
+def _channels(problem: Problem, tensor: str) -> int:
+    return problem.head_dim if tensor in ("q", "k") else problem.value_dim
+
+
+def _bytes(operand: Operand, channels: int) -> float:
     """Bytes of an element with its share of a scale."""
     if operand.dequantized:
         return float(_INPUT_BYTES)
@@ -75,6 +79,8 @@ def _bytes(operand: Operand) -> float:
     if operand.scope not in (Scope.BLOCK, Scope.PREVIOUS_BLOCK, Scope.TOKEN):
         return size
     rows, columns = operand.block or preset.block
-    if "all" in (rows, columns):
+    if rows == "all":
         return size
-    return size + preset.scale.bits / 8 / (int(rows) * int(columns))
+    across = channels if columns == "all" else int(columns)
+    scales = -(-preset.scale.bits // 8) / (int(rows) * across)  # UE4M3 has 7 bits in a byte
+    return size + scales + operand.has_token_scales / channels

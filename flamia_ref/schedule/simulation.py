@@ -142,7 +142,9 @@ def _with_turns(cycles: Floats, order: Order, sms: int, turns: Turns) -> Timelin
     )
     besides = cycles.tolist()
     next_turn = [0] * turns.rows
-    chain = [0.0] * turns.rows  # the longest chain up to the last sum of each row
+    chain = [0.0] * turns.rows  # the longest chain up to when each row is open again
+    latency, opens = turns.latency, [0.0] * turns.rows
+    computed: dict[int, float] = {}  # when products that wait were computed
     start, end, waited = np.zeros(tiles), np.zeros(tiles), np.zeros(tiles)
     sm_of = np.full(tiles, -1, dtype=np.int64)
     path = [0.0] * tiles
@@ -175,15 +177,24 @@ def _with_turns(cycles: Floats, order: Order, sms: int, turns: Turns) -> Timelin
         if next_turn[row] != turn[at]:
             waiting[row, turn[at]] = (sm, tile, now, at)
             continue
+        if opens[row] > now:  # its turn, but the addition before it is not through
+            computed[at] = now
+            heapq.heappush(events, (opens[row], sm, tile, at))
+            continue
         # Added now; whoever waits for it is added at once after it, and so on.
-        ready: tuple[int, int, float, int] | None = (sm, tile, now, at)
+        ready: tuple[int, int, float, int] | None = (sm, tile, computed.pop(at, now), at)
         while ready is not None:
             sm, tile, since, at = ready
             waited[tile] += now - since
             reached = max(path[tile] + step[at], chain[row])
-            path[tile] = chain[row] = reached
+            path[tile], chain[row] = reached, reached + latency
             next_turn[row] += 1
+            opens[row] = now + latency
             ready = waiting.pop((row, next_turn[row]), None)
+            if ready is not None and latency:
+                computed[ready[3]] = ready[2]
+                heapq.heappush(events, (opens[row], ready[0], ready[1], ready[3]))
+                ready = None
             at += 1
             if at < first[tile + 1]:
                 heapq.heappush(events, (now + step[at], sm, tile, at))

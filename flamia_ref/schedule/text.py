@@ -49,17 +49,19 @@ def _lines(found: Simulation) -> Iterator[str]:
             megabytes = (traffic.read + traffic.written) / 1e6
             yield f"{'quantization':14} {cost:9.4f} {cost:9.4f} {'':8} {'':9} {'':6} {'':8} {megabytes:.1f} MB"
         timeline = one.timeline
+        waited = timeline.waited.sum() / max(timeline.sms * timeline.makespan, 1.0)
+        waits = f", waits {100 * waited:.1f}%" if waited > 5e-4 else ""
         yield (
             f"{one.work.launch.value:14} {1e3 * one.seconds:9.4f} {1e3 * one.bound_seconds:9.4f} {len(one.work):8}"
             f" {int(one.work.products.sum()):9} {100 * timeline.utilisation:5.1f}%"
-            f" {1e3 * timeline.tail / one.clock:8.4f} {one.policy}, {one.terms.bound_by}"
+            f" {1e3 * timeline.tail / one.clock:8.4f} {one.policy}, {one.terms.bound_by}{waits}"
         )
     yield f"{'all':14} {1e3 * found.seconds:9.4f}"
     yield ""
     for one in found.launches:
         yield (
-            f"constants of the {one.work.launch.value}: {one.fitted}, efficiency {one.constants.efficiency:.3f}, overhead"
-            f" {one.constants.overhead:.0f} cycles a tile"
+            f"constants of the {one.work.launch.value}: {one.fitted}, efficiency {one.constants.efficiency:.3f},"
+            f" overhead {one.constants.overhead:.0f} cycles a tile"
         )
     yield "At best: the longest chain, or all work shared evenly, with these tiles. Times are a model's, of no device."
 
@@ -67,7 +69,10 @@ def _lines(found: Simulation) -> Iterator[str]:
 def _table(found: Comparison) -> Iterator[str]:
     yield f"{found.gpu}, {found.library}, modelled: {_problem(found.problem)}"
     yield ""
-    yield f"{'recipe':26} {'policy':20} {'all ms':>9} {'quantize':>9} {'forward':>9} {'used':>6} {'backward':>9} {'used':>6}"
+    yield (
+        f"{'recipe':26} {'policy':20} {'all ms':>9} {'quantize':>9} {'forward':>9} {'used':>6} {'backward':>9}"
+        f" {'used':>6}"
+    )
     best = {
         name: min(one.seconds for other, _, one in found.entries if other == name)
         for name, _, _ in found.entries

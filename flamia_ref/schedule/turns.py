@@ -30,6 +30,7 @@ class Turns:
         turn: how many products are added to that sum before it [products].
         cycles: what each product takes [products].
         rows: how many sums there are.
+        latency: cycles from one addition to a sum to the next one that may be made to it.
     """
 
     first: Counts
@@ -37,9 +38,14 @@ class Turns:
     turn: Counts
     cycles: Floats
     rows: int
+    latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.latency < np.inf:
+            raise ValueError(f"latency is {self.latency}; it must be finite and not negative")
 
 
-def turns_of(work: Work, cycles: Floats, *, keys: str, queries: str) -> Turns:
+def turns_of(work: Work, cycles: Floats, *, keys: str, queries: str, latency: float = 0.0) -> Turns:
     """The turns of a backward whose tiles are blocks of keys.
 
     Args:
@@ -49,8 +55,9 @@ def turns_of(work: Work, cycles: Floats, *, keys: str, queries: str) -> Turns:
             the key tile of the query tile's index on, descending and round.
         queries: the order in which a tile goes through its query tiles: "ascending", "descending", or "shifted": from
             the one of its own index on, ascending and round.
+        latency: cycles from one addition to a sum to the next.
 
-    Raises: ValueError for unknown names and a launch by queries.
+    Raises: ValueError for unknown names, a launch by queries, and a negative latency.
     """
     for name, value in (("keys", keys), ("queries", queries)):
         if value not in ALONG:
@@ -84,7 +91,7 @@ def turns_of(work: Work, cycles: Floats, *, keys: str, queries: str) -> Turns:
     rank = np.arange(len(row)) - np.repeat(starts, np.diff([*starts, len(row)]))
     turn = np.empty(len(row), dtype=np.int64)
     turn[sorted_products] = rank
-    return Turns(first=first, row=row, turn=turn, cycles=cycles[tile], rows=rows)
+    return Turns(first=first, row=row, turn=turn, cycles=cycles[tile], rows=rows, latency=latency)
 
 
 def _rows(work: Work, tile: Counts, query: Counts) -> tuple[Counts, int]:

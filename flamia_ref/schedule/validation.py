@@ -76,13 +76,13 @@ class Validation:
 
 
 def validate(
-    cells: Iterable[Cell] | None = None, *, progress: Callable[[int, int], None] | None = None
+    cells: Iterable[Cell] | None = None, *, progress: Callable[[int, int, str], None] | None = None
 ) -> Validation:
     """Fit the model and predict every cell.
 
     Args:
         cells: measurements; None for the published ones that come with the package.
-        progress: is called with the number of cells done, and of all.
+        progress: is called with the number of cells done, that of all, and the table.
     """
     given = tuple(published() if cells is None else cells)
     fits = fit(given)
@@ -94,7 +94,7 @@ def validate(
                 Row(cell=cell, predicted=predicted(cell, found.constants), role=_role(cell))
             )
         if progress is not None:
-            progress(done, len(given))
+            progress(done, len(given), cell.table)
     return Validation(
         rows=tuple(rows),
         fits=tuple(fits[group] for group in sorted(fits)),

@@ -287,7 +287,8 @@ def _split(rows: _Rows, splits: int, found: Blocks, other: int) -> _Rows:
 
 
 def _overlap(begin: Counts, end: Counts, other_begin: Counts, other_end: Counts) -> Counts:
-    return np.maximum(np.minimum(end, other_end) - np.maximum(begin, other_begin), 0)
+    found: Counts = np.maximum(np.minimum(end, other_end) - np.maximum(begin, other_begin), 0)
+    return found
 
 
 def _guarded(small: Blocks, rows: _Rows, own: int, other: int, splits: int) -> Counts:
@@ -320,7 +321,10 @@ def _guarded_of_keys(small: Blocks, rows: _Rows, keys: Documents, own: int) -> C
     guarded = np.cumsum(steps)[:-1]
     inside = np.arange(len(document)) - offset[document]
     place = _starts(rows.document, document) + inside * BLOCK // own
-    return np.bincount(place, weights=guarded, minlength=len(rows.document)).astype(np.int64)
+    found: Counts = np.bincount(place, weights=guarded, minlength=len(rows.document)).astype(
+        np.int64
+    )
+    return found
 
 
 def _starts(document: Counts, of: Counts) -> Counts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ _MOST_TOKENS = 10_000_000
 
 def uniform(*, tokens: int = 65536, least: int = 64, most: int = 8192, seed: int = 0) -> Lengths:
     """Every length from `least` to `most` alike."""
+    if least > most:
+        raise ValueError(f"least is {least} and most {most}; the first must not be more")
     rng = np.random.default_rng(seed)
     return _filled(lambda count: rng.integers(least, most + 1, count), tokens)
 
@@ -46,12 +49,25 @@ def zipf(
 
 def one_long(*, tokens: int = 65536, long: int = 32768, short: int = 512) -> Lengths:
     """One document of `long` tokens and as many of `short` as fit, the long one last."""
+    if long > tokens:
+        raise ValueError(f"long is {long} and tokens {tokens}; the first must not be more")
     return [short] * ((tokens - long) // short) + [long]
 
 
 def equal(*, tokens: int = 65536, length: int = 8192) -> Lengths:
     """Documents of one length."""
+    if length > tokens:
+        raise ValueError(f"length is {length} and tokens {tokens}; the first must not be more")
     return [length] * (tokens // length)
+
+
+def corpus(*, tokens: int = 65536, seed: int = 0) -> Lengths:
+    """Files of Django's documentation and code, drawn with repetition: lengths of SmolLM2's tokenizer."""
+    file = resources.files("flamia_ref.schedule") / "published" / "lengths-django.csv"
+    lines = file.read_text("utf-8").splitlines()
+    lengths = np.array([int(line) for line in lines if line and not line.startswith("#")])
+    rng = np.random.default_rng(seed)
+    return _filled(lambda count: rng.choice(lengths, count), tokens)
 
 
 WORKLOADS = Registry[Callable[..., Lengths]](
@@ -62,6 +78,7 @@ WORKLOADS = Registry[Callable[..., Lengths]](
         ("zipf", zipf),
         ("one-long", one_long),
         ("equal", equal),
+        ("corpus", corpus),
     ),
 )
 
@@ -93,9 +110,9 @@ def cu_seqlens_of(text: str) -> list[int]:
         return _cumulated(_lengths(rest))
     if kind in WORKLOADS:
         return _cumulated(_drawn(kind, rest))
-    if text.replace(",", "").replace(" ", "").isdigit():
+    if text.replace(",", "").replace(" ", "").isdecimal():
         return _checked([int(one) for one in text.split(",") if one.strip()], text)
-    if Path(text).exists():
+    if text and Path(text).exists():
         return _checked(_read(Path(text)), text)
     raise ValueError(
         f"cu_seqlens is {shown(text)}: no such file, and no list like 0,512,2048, lengths:512,3x1536 or"
@@ -107,7 +124,7 @@ def _lengths(text: str) -> Lengths:
     found: Lengths = []
     for one in text.split(","):
         count, times, length = one.strip().rpartition("x")
-        if not length.isdigit() or (times and not count.isdigit()):
+        if not length.isdecimal() or (times and not count.isdecimal()):
             raise ValueError(f"{shown(one)} in lengths is no length like 512, nor 3x1536")
         many = int(count) if times else 1
         if many > _MOST_TOKENS:
@@ -134,8 +151,8 @@ def _drawn(kind: str, text: str) -> Lengths:
                 f"{kind}: {name} is {shown(value)}; it must be a number like"
                 f" {inspect.signature(make).parameters[name].default}"
             ) from None
-        if not given[name] > (-1 if name == "seed" else 0):
-            raise ValueError(f"{kind}: {name} is {shown(value)}; it must be positive")
+        if not (-1 if name == "seed" else 0) < given[name] < float("inf"):
+            raise ValueError(f"{kind}: {name} is {shown(value)}; it must be positive and finite")
     if given.get("tokens", 0) > _MOST_TOKENS:
         raise ValueError(f"{kind}: tokens is {given['tokens']}; at most {_MOST_TOKENS} are drawn")
     return make(**given)
@@ -160,6 +177,12 @@ def _checked(values: Sequence[Any], source: str) -> list[int]:
         raise ValueError(
             f"{shown(source)} begins with {values[0]}; cumulative lengths begin with 0, and lengths are written"
             " lengths:512,1536"
+        )
+    if max(values) > _MOST_TOKENS:
+        raise ValueError(f"{max(values)} tokens; at most {_MOST_TOKENS}")
+    if min(values) < 0:
+        raise ValueError(
+            f"{shown(source)} holds {min(values)}; cumulative lengths are not negative"
         )
     return list(Documents.from_cu_seqlens(np.array(values, dtype=np.int64), None).offsets)
 

@@ -16,7 +16,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 # Those that take a minute run by night; what they use has tests of its own.
-LONG = ("01_formats", "03_accumulation", "04_attention_error", "05_leakage")
+LONG = ("01_formats", "03_accumulation", "04_attention_error", "05_leakage", "06_scheduling")
 
 
 @functools.cache
@@ -41,6 +41,7 @@ def test_there_are_notebooks() -> None:
         "03_accumulation.ipynb",
         "04_attention_error.ipynb",
         "05_leakage.ipynb",
+        "06_scheduling.ipynb",
     ]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from flamia_ref.packing import Mask, TileSize, guarded_blocks, query_tiles
 from flamia_ref.packing.tiles import tile_rows
-from tests.attention.masks import MASKS, packed, sees, visible
+from tests.attention.masks import MASKS, packed, sees
 
 LENGTHS = [(0, 0), (1, 1), (31, 33), (33, 0), (0, 5), (64, 65), (65, 64), (129, 40), (40, 257)]
 """Queries and keys of each document."""
