@@ -86,6 +86,27 @@ LIBRARIES = Registry[Library](
                 packed="fa4-varlen",
                 assumed="pairs of tiles of a cluster count alone; on an H200 the tiles are those of Blackwell",
             ),
+            Library(
+                name="torch-flash",
+                versions=("torch 2.11.0",),
+                forward=Size(128, 64),
+                backward=Size(64, 128),
+                causal="natural",
+                full="natural",
+                packed="natural",
+                assumed="FlashAttention-2's tiles of 128 channels on sm_90, for 64 channels too; one tile a"
+                " multiprocessor at a time, where two or more fit",
+            ),
+            Library(
+                name="torch-cudnn",
+                versions=("torch 2.11.0",),
+                forward=Size(128, 128, 2),
+                backward=Size(128, 128),
+                causal="cudnn-lpt-l2",
+                full="natural",
+                packed="cudnn-thd",
+                assumed="launches as the front end's open kernels of Blackwell",
+            ),
         )
     ),
 )
