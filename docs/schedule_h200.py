@@ -59,6 +59,8 @@ What is assumed:
 
 `natural` hands out document after document, in it head after head. FlashAttention-2's grid has heads outermost: the
 column `grid`. Both have the same tiles and constants. An order's ratio is its time over that of the documents as drawn.
+Where a measured time is many times the model's and hardly depends on the documents, the model says nothing of it:
+PyTorch's cuDNN path, of which the reason was not looked for.
 
 {packed}
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from importlib import resources
+from dataclasses import dataclass
 
 from flamia_ref.attention import RECIPES
 from flamia_ref.schedule.cost import tile_cycles
+from flamia_ref.schedule.fitting import fp8_backward
 from flamia_ref.schedule.hardware import GPUS
-from flamia_ref.schedule.kernel import kernel_of
-from flamia_ref.schedule.launches import SAME_CYCLES, constants_of, format_of, simulate
+from flamia_ref.schedule.launches import (
+    SAME_CYCLES,
+    constants_of,
+    format_of,
+    simulate,
+    spread_of,
+)
 from flamia_ref.schedule.libraries import LIBRARIES
 from flamia_ref.schedule.policies import POLICIES
 from flamia_ref.schedule.quantization import Traffic
@@ -185,15 +188,9 @@ def time_of(
 
 
 def _fp8_backward(problem: Problem, library: str, gpu: str, policy: str | None) -> float:
-    """Seconds of cuDNN's backward with a scale a tensor: that of MXFP8 without scales of blocks, as in `fitting`."""
+    """Seconds of cuDNN's backward with a scale a tensor."""
     chip, size = GPUS[gpu], LIBRARIES[library].size(Pass.BACKWARD)
-    plain = kernel_of(RECIPES["bf16-fa4"], Pass.BACKWARD, size=size)
-    kernel = replace(
-        kernel_of(RECIPES["cudnn-mxfp8"], Pass.BACKWARD, size=size),
-        float32=plain.float32,
-        conversions=plain.conversions,
-        copies=plain.copies,
-    )
+    kernel = fp8_backward(Pass.BACKWARD, size)
     constants, _ = constants_of(gpu, library, Pass.BACKWARD, "fp8")
     work = work_of(problem, Pass.BACKWARD, size)
     cycles = tile_cycles(work, kernel, chip, constants)
@@ -202,21 +199,3 @@ def _fp8_backward(problem: Problem, library: str, gpu: str, policy: str | None) 
         run(cycles, POLICIES[name].of(work, chip, cycles), chip.sms.value).makespan
         / chip.clock.value
     )
-
-
-def spread_of(gpu: str, library: str, launch: Pass, format: str) -> float:
-    """The spread of a fit: of log(measured / predicted) over cells that nothing was fitted on."""
-    table, chip = _spreads(), SAME_CYCLES.get(gpu, gpu)
-    for version in LIBRARIES[library].versions:
-        key = (chip, library, version, launch.value, format)
-        if key in table:
-            return table[key]
-    raise ValueError(f"nothing was fitted for the {launch.value} of {library} in {format} on {gpu}")
-
-
-@functools.cache
-def _spreads() -> dict[tuple[str, ...], float]:
-    folder = resources.files("flamia_ref.schedule") / "published"
-    rows = json.loads((folder / "constants.json").read_text("utf-8"))
-    names = ("gpu", "library", "version", "pass", "format")
-    return {tuple(row[name] for name in names): row["spread"] for row in rows}

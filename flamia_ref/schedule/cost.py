@@ -10,7 +10,7 @@ import numpy as np
 from flamia_ref._errors import shown
 from flamia_ref.packing.tiles import BLOCK
 from flamia_ref.schedule.hardware import GPU
-from flamia_ref.schedule.kernel import BYTES, PRODUCTS, Kernel
+from flamia_ref.schedule.kernel import BYTES, Kernel
 from flamia_ref.schedule.work import Pass, Problem, Work
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -138,8 +138,3 @@ def _shared(kernel: Kernel, problem: Problem) -> float:
     if kernel.launch is Pass.BACKWARD:
         total += 2 * 4 * rows * problem.head_dim
     return total
-
-
-def products_of(launch: Pass) -> tuple[str, ...]:
-    """The matrix products of a pass."""
-    return PRODUCTS[launch]

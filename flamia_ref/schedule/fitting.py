@@ -19,7 +19,7 @@ from flamia_ref.schedule.libraries import LIBRARIES
 from flamia_ref.schedule.measured import Cell
 from flamia_ref.schedule.policies import POLICIES
 from flamia_ref.schedule.simulation import run
-from flamia_ref.schedule.work import Pass, Problem, work_of
+from flamia_ref.schedule.work import Pass, Problem, Size, work_of
 
 LONG, SHORT = 32768, 2048
 """Lengths of the cells that the efficiency and the overhead are fitted on; the overhead on causal ones alone."""
@@ -143,17 +143,23 @@ def kernel_of_cell(cell: Cell) -> Kernel:
     size = LIBRARIES[cell.library].size(cell.launch)
     if recipe.has_backward or cell.launch is Pass.FORWARD:
         return kernel_of(recipe, cell.launch, size=size, emulated=emulated(cell.gpu, cell.launch))
-    # Per-tensor FP8 has a backward in cuDNN; it is that of MXFP8 without scales of blocks.
-    blocks = kernel_of(RECIPES["cudnn-mxfp8"], cell.launch, size=size)
-    plain = kernel_of(RECIPES["bf16-fa4"], cell.launch, size=size)
+    return fp8_backward(cell.launch, size)
+
+
+def fp8_backward(launch: Pass, size: Size) -> Kernel:
+    """cuDNN's backward with a scale a tensor, which no recipe has: assumed to be that of MXFP8 without scales of
+    blocks."""
+    blocks = kernel_of(RECIPES["cudnn-mxfp8"], launch, size=size)
+    plain = kernel_of(RECIPES["bf16-fa4"], launch, size=size)
     return replace(
         blocks, float32=plain.float32, conversions=plain.conversions, copies=plain.copies
     )
 
 
 def emulated(gpu: str, launch: Pass) -> float:
-    """The share of exp2 that forward kernels emulate: a quarter where the GPU has 16 special functions a clock and a
-    tensor core twice as fast as Hopper's (NVIDIA/cudnn-frontend 0341681, config_sm100.py, exp2_fma_split)."""
+    """The share of exp2 that forward kernels emulate where the GPU has 16 special functions a clock and a tensor core
+    twice as fast as Hopper's. That they do was read (NVIDIA/cudnn-frontend 0341681, config_sm100.py, exp2_fma_split);
+    that it is a quarter is assumed."""
     return 0.25 if launch is Pass.FORWARD and gpu in ("B200", "GB200") else 0.0
 
 

@@ -22,10 +22,10 @@ BYTES: Mapping[str, float] = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
 """Bytes of an element by the rate that its product runs at."""
 
 EMULATION = 10
-"""float32 operations of an exp2 that is no special function: two that split off the integer part, a polynomial of
-degree 3 to 5, and an integer addition to the exponent; FlashAttention-4, arXiv:2603.05451."""
+"""float32 operations of an exp2 that is no special function, assumed: two that split off the integer part, a polynomial
+of degree 3 to 5, and an integer addition to the exponent, as FlashAttention-4 describes it, arXiv:2603.05451."""
 
-# Operations of a float32 lane on one score.
+# Operations of a float32 lane on one score: counted from the formulas, assumed to be what kernels issue.
 _FORWARD = 3.0  # scale and subtract the maximum in one, the maximum, the row sum
 _BACKWARD = 3.0  # scale and subtract in one, subtract delta, multiply by P
 _BLOCK_SCALE = 2.0  # the largest magnitude, and the multiplication by the reciprocal of the scale

@@ -26,8 +26,8 @@ from flamia_ref.schedule.turns import turns_of
 from flamia_ref.schedule.work import Pass, Problem, Work, work_of
 
 SAME_CYCLES = {"B200": "GB200", "B300": "GB300"}
-"""GPUs of which nothing was fitted, and whose cycles are taken: the chip is the same, clocks and multiprocessors are
-its own."""
+"""GPUs of which nothing was fitted, and whose cycles are taken, which is assumed: the chip is the same, multiprocessors
+and the highest clock are its own, but what power leaves of that clock is in the efficiency."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,12 +205,23 @@ def format_of(recipe: Recipe) -> str:
 
 def constants_of(gpu: str, library: str, launch: Pass, format: str) -> tuple[Constants, str]:
     """The fitted constants, and what they are of in words. Raises ValueError where nothing was fitted."""
+    group, constants, _ = _fitted(gpu, library, launch, format)
+    return constants, " ".join(f"{library} {group.version} {format} on {group.gpu}".split())
+
+
+def spread_of(gpu: str, library: str, launch: Pass, format: str) -> float:
+    """The spread of a fit: of log(measured / predicted) over cells that nothing was fitted on. Raises ValueError where
+    nothing was fitted."""
+    return _fitted(gpu, library, launch, format)[2]
+
+
+def _fitted(gpu: str, library: str, launch: Pass, format: str) -> tuple[Group, Constants, float]:
     table = _constants()
     chip = SAME_CYCLES.get(gpu, gpu)
     for version in LIBRARIES[library].versions:
         group = Group(chip, library, version, launch, format)
         if group in table:
-            return table[group], f"{library} {version} {format} on {chip}".replace("  ", " ")
+            return group, *table[group]
     have = sorted(
         {f"{one.library} {one.format} on {one.gpu}" for one in table if one.launch is launch}
     )
@@ -220,12 +231,14 @@ def constants_of(gpu: str, library: str, launch: Pass, format: str) -> tuple[Con
 
 
 @functools.cache
-def _constants() -> dict[Group, Constants]:
+def _constants() -> dict[Group, tuple[Constants, float]]:
+    """Constants and spread of each group."""
     folder = resources.files("flamia_ref.schedule") / "published"
     rows: list[dict[str, Any]] = json.loads((folder / "constants.json").read_text("utf-8"))
     return {
-        Group(
-            row["gpu"], row["library"], row["version"], Pass(row["pass"]), row["format"]
-        ): Constants(efficiency=row["efficiency"], overhead=row["overhead"])
+        Group(row["gpu"], row["library"], row["version"], Pass(row["pass"]), row["format"]): (
+            Constants(efficiency=row["efficiency"], overhead=row["overhead"]),
+            row["spread"],
+        )
         for row in rows
     }

@@ -88,7 +88,7 @@ LIBRARIES = Registry[Library](
             ),
             Library(
                 name="torch-flash",
-                versions=("torch 2.11.0",),
+                versions=("torch 2.11.0+cu130",),
                 forward=Size(128, 64),
                 backward=Size(64, 128),
                 causal="natural",
@@ -99,7 +99,7 @@ LIBRARIES = Registry[Library](
             ),
             Library(
                 name="torch-cudnn",
-                versions=("torch 2.11.0",),
+                versions=("torch 2.11.0+cu130",),
                 forward=Size(128, 128, 2),
                 backward=Size(128, 128),
                 causal="cudnn-lpt-l2",

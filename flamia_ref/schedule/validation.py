@@ -120,14 +120,14 @@ def summary(rows: Sequence[Row]) -> tuple[float, float] | None:
 
 def _lines(found: Validation, cells: bool) -> Iterator[str]:
     yield (
-        f"{'gpu':6} {'library':10} {'pass':9} {'format':6} {'efficiency':>10} {'overhead':>9}"
+        f"{'gpu':6} {'library':10} {'version':8} {'pass':9} {'format':6} {'efficiency':>10} {'overhead':>9}"
         f" {'checked':>8} {'median':>7} {'worst':>7}"
     )
     for one in found.fits:
         rows = [row for row in found.checked if Group.of(row.cell) == one.group]
         yield (
-            f"{one.group.gpu:6} {one.group.library:10} {one.group.launch.value:9} {one.group.format:6}"
-            f" {one.constants.efficiency:10.3f} {one.constants.overhead:9.0f} {len(rows):8}"
+            f"{one.group.gpu:6} {one.group.library:10} {_version(one.group):8} {one.group.launch.value:9}"
+            f" {one.group.format:6} {one.constants.efficiency:10.3f} {one.constants.overhead:9.0f} {len(rows):8}"
             f" {_percent(summary(rows))}"
         )
     yield f"all cells that nothing was fitted on: {len(found.checked)}, {_in_words(summary(found.checked))}"
@@ -147,6 +147,11 @@ def _lines(found: Validation, cells: bool) -> Iterator[str]:
     yield ""
     yield "What the model cannot see:"
     yield from (f"- {one}" for one in UNSEEN)
+
+
+def _version(group: Group) -> str:
+    """The version of the library itself, the last word of what measurements say of it."""
+    return group.version.split()[-1] if group.version else "-"
 
 
 def _percent(found: tuple[float, float] | None) -> str:
@@ -175,6 +180,7 @@ def _document(found: Validation) -> dict[str, Any]:
             {
                 "gpu": one.group.gpu,
                 "library": one.group.library,
+                "version": one.group.version,
                 "pass": one.group.launch.value,
                 "format": one.group.format,
                 "efficiency": one.constants.efficiency,

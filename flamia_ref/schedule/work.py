@@ -151,11 +151,6 @@ class Work:
     def __len__(self) -> int:
         return len(self.document)
 
-    @property
-    def blocks(self) -> int:
-        """Blocks of 32 by 32 in a tile product."""
-        return (self.size.queries // BLOCK) * (self.size.keys // BLOCK)
-
     def take(self, places: Counts) -> Work:
         """The tiles at `places`."""
         arrays = {
